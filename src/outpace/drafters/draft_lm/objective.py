@@ -155,7 +155,7 @@ def build_draft_lm(
     small = make_bare(config, target, seed) if net.embedding == "target" else make_small(config, seed)
     if net.start == "target-layers":
         copy_layers(small, target.decoder, target.head)
-    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
+    vocabulary = LossVocabulary.chosen(objective, facts, target.device, has_head=net.embedding == "own")
     return DraftLmObjective(small.to(target.device), target, objective, vocabulary)
 
 

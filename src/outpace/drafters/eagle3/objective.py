@@ -202,7 +202,7 @@ def build_eagle3(
     if not net.own_head:
         sizes["draft_vocab_size"] = target.vocab_size
     config = build(Eagle3Config, sizes | chosen, "net")
-    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
+    vocabulary = LossVocabulary.chosen(objective, facts, target.device, has_head=net.own_head)
     return Eagle3Objective(begin(Eagle3Net(config), target, facts, seed), target, objective, vocabulary)
 
 

@@ -178,7 +178,7 @@ def build_lattice(
     net: LatticeNetSettings, objective: LatticeObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> LatticeObjective:
     """A new lattice drafter for a target, as `build_dflash`."""
-    compared = objective.vocabulary or target.vocab_size
+    compared = objective.kept(target.vocab_size)
     if net.candidates >= compared:
         raise InvalidRequest(
             f"net.candidates={net.candidates}: must be below the {compared} ids that the loss compares; take fewer, or "

@@ -21,6 +21,8 @@ CE_SHARE = 0.1  # DSpark
 LK_DECAY = 3.0  # LK losses, hybrid
 PACE_FLOOR = 0.5  # D-PACE's alpha, by which no acceptance counts as less
 ROWS_AT_ONCE = 1024
+LARGE, KEPT = 65_536, 16_384
+"""Ids of a target whose whole head takes most of a drafter's time, and how many are drafted of it by default."""
 FEW_ROWS = 256  # float32 scores of more rows exceed a CPU's caches
 
 
@@ -190,7 +192,8 @@ class VocabularySettings(Section):
 
     vocabulary: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
-        description="Compare the ids supervised most often, this many; other tokens are not learned. None: all.",
+        description="Compare the ids supervised most often, this many; other tokens are not learned. None: all; but "
+        "16,384 where the target has more than 65,536 and the drafter uses its head.",
     )
     sampled: int = Field(
         default=0,
@@ -198,6 +201,12 @@ class VocabularySettings(Section):
         description="Other ids drawn per step, which represent all the rest so that these are not forgotten (sampled "
         "softmax, Bengio and Senecal 2008, with uniform draws).",
     )
+
+    def kept(self, size: int, has_head: bool = False) -> int:
+        """How many of a target's `size` ids are compared. `has_head`: the drafter's head is its own, which other
+        engines draft all ids with."""
+        usual = KEPT if size > LARGE and not has_head else size
+        return usual if self.vocabulary is None else min(self.vocabulary, size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,10 +252,13 @@ class LossVocabulary:
             self._others = (self._places < 0).nonzero()[:, 0]
 
     @classmethod
-    def chosen(cls, settings: VocabularySettings, facts: Facts, device: torch.device) -> "LossVocabulary":
-        """The ids that settings choose."""
-        size, keep = len(facts.counts), settings.vocabulary
-        left = 0 if keep is None else max(0, size - keep)
+    def chosen(
+        cls, settings: VocabularySettings, facts: Facts, device: torch.device, has_head: bool = False
+    ) -> "LossVocabulary":
+        """The ids that settings choose. `has_head`: as of `VocabularySettings.kept`."""
+        size = len(facts.counts)
+        keep = settings.kept(size, has_head)
+        left = size - keep
         if settings.sampled > left:
             raise InvalidRequest(
                 f"objective.sampled={settings.sampled}: beyond objective.vocabulary={keep} there are {left} ids; take "
@@ -254,7 +266,6 @@ class LossVocabulary:
             )
         if not left:
             return cls()
-        assert keep is not None
         # A drafter that cannot draft the EOS loses the last round of every answer.
         ends = [number for number in facts.special if facts.counts[number]]
         return cls(rank_tokens(facts.counts.cpu(), keep, ends).to(device), size, settings.sampled)

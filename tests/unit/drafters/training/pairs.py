@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from outpace.drafters.convert import changed_settings, changed_weights, largest_
 from outpace.drafters.load import load_net
 from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.drafters.training.objective import Objective
+from outpace.lib.checkpoint import filled
 from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
 from outpace.train.trainer import Simulation, simulate
@@ -71,7 +73,8 @@ def assert_engine_agrees(simulation: Simulation, proposer: Proposer) -> None:
 
 def assert_file_says_the_same(objective: Objective, folder: Path) -> None:
     objective.write(objective.net.state_dict(), folder, TextCodec(byte_tokenizer(), "tiny"), "float32")
-    again = load_net(str(folder))
-    assert not changed_settings(objective.net, again)
-    assert not changed_weights(objective.net, again)
-    assert largest_difference(objective.net, again) == 0.0
+    again, net = load_net(str(folder)), objective.net
+    whole = filled(partial(type(net), net.config), objective.whole(net.state_dict()), "whole")
+    assert not changed_settings(whole, again)
+    assert not changed_weights(whole, again)
+    assert largest_difference(whole, again) == 0.0

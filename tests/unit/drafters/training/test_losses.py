@@ -168,6 +168,20 @@ def test_a_whole_vocabulary_is_left_alone(keep: int | None) -> None:
     assert compared.rows_at_once(256, SIZE) == 256
 
 
+def test_drafters_of_large_vocabularies_draft_frequent_ids() -> None:
+    """Guards against a drafter that reads 151,936 rows of the head in every pass, and heads of a drafter's own that
+    were trained in part, with which other engines draft."""
+    counts = torch.zeros(151_936, dtype=torch.int64)
+    counts[100_000:110_000] = 1
+    facts = Facts(counts, counts == 0, ())
+    reduced = LossVocabulary.chosen(VocabularySettings(), facts, CPU).ranked
+    assert reduced is not None
+    assert len(reduced) == 16_384
+    assert set(range(100_000, 110_000)) <= set(reduced.tolist())
+    assert LossVocabulary.chosen(VocabularySettings(), facts, CPU, has_head=True).ranked is None
+    assert LossVocabulary.chosen(VocabularySettings(vocabulary=151_936), facts, CPU).ranked is None
+
+
 def test_labels_are_places_among_the_compared_ids() -> None:
     """Guards against labels that stay the target's ids, and rare tokens learned as the first of the frequent ones."""
     compared = chosen(vocabulary=4, sampled=3).draw(8)

@@ -204,7 +204,7 @@ def test_confidence_is_the_share_that_is_accepted() -> None:
 def test_tables_have_rows_of_drafted_ids_alone(kind: str) -> None:
     """Guards against an optimizer that updates all of 151,936 rows each step, rows written for other ids, and drafts
     in training that are not those of the written drafter."""
-    objective = blocks.wild(BUILD[kind](**POOL))
+    objective: Any = blocks.wild(BUILD[kind](**POOL))
     net, ranked, batch = objective.net, objective.vocabulary.ranked, blocks.held_out(objective)
     assert [len(net.get_parameter(name)) for name in objective.by_id] == [20, 20]
     batch = replace(batch, features=batch.features.double())
