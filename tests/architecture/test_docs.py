@@ -75,7 +75,8 @@ def test_paths_in_the_documents_exist() -> None:
 
 def test_the_documents_stay_short() -> None:
     """Guards against documentation that grows back to 68,000 words."""
-    assert sum(len(page.read_text().split()) for page in PAGES) <= 30_000
+    cards = set((ROOT / "drafters").glob("*/*/README.md"))  # made by scripts/ship_drafter.py
+    assert sum(len(page.read_text().split()) for page in PAGES if page not in cards) <= 29_050
 
 
 def test_a_reader_of_the_files_finds_every_table() -> None:
