@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playw
 
 import outpace
 from outpace.api import Model
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 from tests.unit.serve.served import Served, serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

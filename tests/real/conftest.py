@@ -3,7 +3,7 @@
 import pytest
 
 import outpace
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 
 
 @pytest.fixture(scope="session")

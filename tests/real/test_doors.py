@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 
 TURNS = ["Name three colours.", "Which of them is the colour of the sky?", "Say it again."]
 PROMPTS = ["Once upon a time", "def fibonacci(n):\n    if n < 2:\n        return n\n"]

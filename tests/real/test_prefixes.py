@@ -8,7 +8,7 @@ import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.engine.session import Session
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 
 METHODS = ("plain", "lookup", "recycle", "samd", "linear:budget=3", "domino", "eagle3", "outpace")
 OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.8, "seed": 4}}

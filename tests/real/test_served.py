@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 
 NAME = "smollm2-135m"
 QUESTIONS = ("Why is the sky blue?", "Name three colours.", "What is 7 times 8?", "Write a line about the sea.")

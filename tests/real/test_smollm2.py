@@ -7,7 +7,7 @@ from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 from outpace.models.reference import TransformersReference
 from tests.real.certified import assert_certified
 

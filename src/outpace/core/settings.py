@@ -102,7 +102,9 @@ class LoadSettings:
     """How a model is loaded, and how it drafts where a request names no method."""
 
     model: str = setting(
-        ..., "A folder, a GGUF file, a pulled model (`outpace models pull smollm2-135m`) or a hub id.", unit="MODEL"
+        ...,
+        "A folder, a GGUF file, a pulled model (`outpace models pull smollm2-135m`), a hub id or REPO:QUANT.",
+        unit="MODEL",
     )
     method: Any = setting(
         None,

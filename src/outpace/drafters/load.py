@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outpace.drafters.kinds import kind_of_config, kinds
 from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint
-from outpace.lib.errors import ModelError
+from outpace.lib.errors import ModelError, first_line
 
 FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 """Of a checkpoint's folder those that hold the drafter."""
@@ -43,8 +43,7 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ModelError(f"{field}={name!r}: no such folder, and not found on the hub: {reason}") from error
+        raise ModelError(f"{field}={name!r}: no such folder, and not found on the hub: {first_line(error)}") from error
 
 
 def read_net(checkpoint: Checkpoint) -> nn.Module:

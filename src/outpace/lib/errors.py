@@ -31,3 +31,8 @@ class NonFiniteLogits(OutpaceError, ArithmeticError):
 
 class MethodError(OutpaceError, ValueError):
     """A method, as one of another package, breaks a rule of proposers, sources or trees."""
+
+
+def first_line(error: BaseException) -> str:
+    """An error's class and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

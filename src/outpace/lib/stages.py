@@ -51,26 +51,27 @@ class Stages:
         if self._open:
             self._progress.advance(self._open[-1], amount)
 
-    def summary(self, name: str, seconds: float) -> str:
+    def summary(self, done: str, seconds: float) -> str:
         times = {label: spent for label, spent in self.seconds.items() if spent >= _SHORTEST_SHOWN}
         rest = seconds - sum(times.values())
         if rest >= _SHORTEST_SHOWN:
             times["other"] = rest
         parts = ", ".join(f"{label} {spent:.1f} s" for label, spent in times.items())
-        return f"loaded {name} in {seconds:.1f} s{f': {parts}' if parts else ''}"
+        return f"{done} in {seconds:.1f} s{f': {parts}' if parts else ''}"
 
 
 _CURRENT: ContextVar[Stages | None] = ContextVar("loading", default=None)
 
 
 @contextmanager
-def loading(name: str, is_shown: bool | None = None) -> Iterator[None]:
+def loading(name: str, is_shown: bool | None = None, done: str = "loaded") -> Iterator[None]:
     """Time the stages of a load and show them on standard error. Within another load this does nothing.
 
     Args:
         name: of the model.
         is_shown: True prints the line with times, and draws bars where standard error is a terminal; None does so on
             a terminal only, False never.
+        done: what the line with times calls it.
     """
     if _CURRENT.get() is not None:
         yield
@@ -106,7 +107,7 @@ def loading(name: str, is_shown: bool | None = None) -> Iterator[None]:
     finally:
         _CURRENT.reset(token)
     if shows:
-        line = stages.summary(short_name(name), perf_counter() - started)
+        line = stages.summary(f"{done} {short_name(name)}", perf_counter() - started)
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 

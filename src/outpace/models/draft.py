@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
 from outpace.lib.checks import as_count
-from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest, ModelError, first_line
 from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
@@ -29,7 +29,7 @@ from outpace.models.loading.config import (
     read_config,
 )
 from outpace.models.loading.precision import choose_quantization
-from outpace.models.loading.registry import first_line, resolve
+from outpace.models.loading.registry import resolve
 from outpace.models.loading.weights import read_model
 from outpace.models.packed import PackedModel, PassPart, first_layers, place_of
 from outpace.models.tokenizer import TextCodec, read_tokenizer

@@ -15,7 +15,7 @@ from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.models.loading import registry, shipped
 from outpace.models.loading.config import read_config
-from outpace.models.loading.registry import BuiltIn, resolve
+from outpace.models.loading.registry import InWheel, resolve
 from outpace.models.tokenizer import read_tokenizer
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
@@ -58,7 +58,7 @@ def describe(folder: Path, target: Path, **changes: Any) -> None:
 def install(patch: pytest.MonkeyPatch, root: Path, drafters: Path) -> None:
     """Make the target of `ship` a built-in one, and a folder the one of shipped drafters."""
     patch.setenv("OUTPACE_HOME", str(root / "home"))
-    patch.setattr(registry, "BUILT_IN", {"tiny": BuiltIn("tiny==1.0", "tiny.gguf", 0, "", "made here")})
+    patch.setattr(registry, "BUILT_IN", {"tiny": InWheel("tiny==1.0", "tiny.gguf", 0, "", "made here")})
     patch.setattr(shipped, "shipped_folder", lambda: drafters)
 
 

