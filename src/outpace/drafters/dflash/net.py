@@ -174,11 +174,24 @@ class DFlashNet(nn.Module):
         rows = self.hidden_norm(self.fc(features))  # [T, H]
         return [layer.self_attn.keys_values(rows, positions, self.rotary) for _, layer in self.each_layer()]
 
+    def start(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """The rows that blocks start from: for DFlash the embeddings alone.
+
+        Args:
+            embeddings: [A, B, H], the target's, of anchors and masks.
+            features: [A, taps * target_hidden_size] of the position before each anchor; zeros where there is none.
+
+        Returns:
+            [A, B, H].
+        """
+        del features
+        return embeddings
+
     def block(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Outputs of block rows, for the target's LM head. Rows of several blocks may be packed.
 
         Args:
-            embeddings: [T, H], the target's embeddings of anchor and masks.
+            embeddings: [T, H], from `start`.
             positions: [T], absolute, the anchor's first.
             attend: gets queries, keys and values of these rows and adds those of the context. A row sees all context
                 before its anchor and all rows of its block, later ones too; `config.window` and `config.is_causal`

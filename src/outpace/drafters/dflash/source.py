@@ -31,6 +31,7 @@ class BlockState(SlotState):
         base: [D, K] float32 base logits by depth.
         paths: drafted tokens down to each of them, kept only for requests with processors.
         waiting: [n, taps * H] features of committed positions that are not yet context.
+        latest: [1, taps * H] those of the last committed position; zeros where they are not known.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
         pool: [M] ids of the columns of `base`, if they differ from those of the head (Domino).
         rows: [M, r] of Domino's W2, the pool's.
@@ -45,6 +46,7 @@ class BlockState(SlotState):
     paths: list[list[int]] = field(default_factory=list)
     waiting: list[Tensor] = field(default_factory=list)
     waiting_rows: int = 0
+    latest: Tensor = field(default_factory=lambda: torch.empty(0))
     is_beyond: bool = False
     pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -123,12 +125,13 @@ class BlockSource(BaseSource):
         self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
         self._scores = own_scores_of(head, self._device)
         self.depth = depth or config.drafts_per_block()
+        self._unknown = torch.zeros(1, len(config.taps) * config.target_hidden_size, device=self._device)
         positions = [config.draft_step(step).position for step in range(1, self.depth + 1)]
         self._positions = torch.tensor(positions, device=self._device)
 
     def open(self, slot: int, alone: bool = False) -> BlockState:
         self.slots.kv.truncate(slot, 0)
-        return BlockState(slot)
+        return BlockState(slot, latest=self._unknown)
 
     def can_fork(self, own: bool) -> bool:
         return own
@@ -144,6 +147,7 @@ class BlockSource(BaseSource):
         missing = length - self.slots.kv.lengths[state.slot]
         state.waiting = [torch.cat(state.waiting)[:missing]] if missing and state.waiting else []
         state.waiting_rows = sum(map(len, state.waiting))
+        state.latest = state.waiting[0][-1:] if state.waiting_rows else self._unknown
         state.is_beyond = state.waiting_rows < missing
 
     def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
@@ -165,6 +169,7 @@ class BlockSource(BaseSource):
             if not state.is_beyond:
                 state.waiting.append(rows)
                 state.waiting_rows = count
+                state.latest = rows[-1:] if len(rows) else state.latest
             if count >= _WAITING:
                 many.append(state)
         self._absorb(many)
@@ -247,7 +252,9 @@ class BlockSource(BaseSource):
         tokens = torch.full((len(states), size), config.mask_token_id, device=self._device)
         tokens[:, 0] = pending.to(self._device)
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
-        embedded = self._embed(tokens.flatten())  # [R * B, H]
+        weight = self.net.norm.weight
+        latest = torch.cat([state.latest.to(weight) for state in states])
+        embedded = self.net.start(self._embed(tokens).to(weight.dtype), latest).flatten(0, 1)  # [R * B, H]
         outputs = self._pass(parts, embedded)[0] if self._native is None else self._native.block(embedded, parts)
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
         return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))

@@ -1,4 +1,5 @@
-"""The layout of lattice drafters: DFlash's, with `pair_head.{a,b,h,temperatures}` and a section `lattice_config`."""
+"""The layout of lattice drafters: DFlash's, with `join`, `depths`, `pair_head.{a,b,h,temperatures}` and a section
+`lattice_config`."""
 
 from collections.abc import Mapping
 from typing import Any

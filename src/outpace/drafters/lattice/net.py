@@ -1,4 +1,8 @@
-"""The lattice drafter: DFlash's block, and a score for every pair of neighbouring candidates.
+"""The lattice drafter: a block in one pass, and a score for every pair of neighbouring candidates.
+
+The block is DFlash's with two differences. Its rows start from what EAGLE-3's layer starts from, the features of the
+last committed position joined with the embedding of the token after it, plus a vector for each depth; DFlash's masks
+must learn to find both by attention. And as in Domino's published checkpoints the anchor's row drafts the first token.
 
 One pass over the block gives base logits U_t of every depth t. Its best ids are the candidates of that depth. A product
 of low rank scores candidate b at depth t after candidate a at depth t - 1:
@@ -14,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, DraftStep
 from outpace.drafters.layers import Size, fill_with_nan
 
 
@@ -28,6 +32,14 @@ class LatticeConfig(DFlashConfig):
 
     rank: Size
     candidates: int = Field(ge=2, le=64)
+
+    def draft_step(self, depth: int) -> DraftStep:
+        """The block position before that of the drafted token."""
+        return DraftStep(depth - 1, corrected=False)
+
+    def drafts_per_block(self, every_position: bool = False) -> int:
+        """Tokens that a block drafts: B."""
+        return self.block_size
 
 
 class PairHead(nn.Module):
@@ -44,7 +56,7 @@ class PairHead(nn.Module):
         self.a = nn.Linear(config.target_hidden_size, config.rank, bias=False)
         self.b = nn.Linear(config.target_hidden_size, config.rank, bias=False)
         self.h = nn.Linear(config.hidden_size, config.rank)
-        self.register_buffer("temperatures", torch.ones(config.block_size - 1))
+        self.register_buffer("temperatures", torch.ones(config.block_size))
         fill_with_nan(self)
 
     def scores(self, before: Tensor, hidden: Tensor, after: Tensor) -> Tensor:
@@ -62,10 +74,24 @@ class PairHead(nn.Module):
 
 
 class LatticeNet(DFlashNet):
-    """The parallel backbone with its pair head."""
+    """The parallel backbone with its pair head.
+
+    Attributes:
+        join: of a normed row of `fc` and an embedding, concatenated.
+        depths: [B, H] added to the rows of a block.
+    """
 
     config: LatticeConfig
 
     def __init__(self, config: LatticeConfig) -> None:
         super().__init__(config)
+        self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.depths = nn.Parameter(torch.empty(config.block_size, config.hidden_size))
         self.pair_head = PairHead(config)
+        fill_with_nan(self)
+
+    def start(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """As `DFlashNet.start`: what is known before the anchor joined with the anchor, in every row."""
+        known = self.hidden_norm(self.fc(features)).to(embeddings.dtype)
+        joined: Tensor = self.join(torch.cat((known, embeddings[:, 0]), dim=-1))
+        return embeddings + joined[:, None] + self.depths

@@ -27,7 +27,7 @@ from outpace.drafters.dflash.objective import (
 )
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.lattice.net import LatticeConfig, LatticeNet, PairHead
+from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors, random_anchors
 from outpace.drafters.training.losses import LossVocabulary, row_losses, summed_with_gradients
 from outpace.drafters.training.objective import initialise
@@ -68,7 +68,7 @@ class LatticeObjective(DFlashObjective):
         if not len(anchors):
             return self._nothing("weight", "base", "pair")
         rows = self._supervised(batch, anchors, self.depth)
-        hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
+        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, D, H]
         before = anchors.tokens_before(batch, self.depth)
         mix = self.settings.mix
 
@@ -117,11 +117,11 @@ class LatticeObjective(DFlashObjective):
         """As `Objective.hits`; false after the first wrong draft; pairs are scored after the true tokens."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
         before = anchors.tokens_before(batch, self.depth)
-        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
+        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, D, H]
 
         def scores(depth: int, chains: Tensor) -> Tensor:
-            base = self.scores(hidden[chains, depth])  # [R, V]
-            moved, _, found = self._moved(base, hidden[chains, depth], before[chains, depth - 1])
+            base = self.scores(hidden[chains, depth - 1])  # [R, V]
+            moved, _, found = self._moved(base, hidden[chains, depth - 1], before[chains, depth - 1])
             return torch.full_like(base, -torch.inf).scatter(1, found, moved)
 
         return right_runs(ids, own, scores)
@@ -148,7 +148,7 @@ class LatticeObjective(DFlashObjective):
                 hidden = block_outputs(self.net, self.target, batch, group)
                 before = batch.ids[group.rows, group.positions]
                 for depth in depths:
-                    moved, others, found = self._moved(self.scores(hidden[:, depth + 1]), hidden[:, depth + 1], before)
+                    moved, others, found = self._moved(self.scores(hidden[:, depth]), hidden[:, depth], before)
                     before = found.gather(1, moved.argmax(dim=1, keepdim=True))[:, 0]
                     entries = torch.cat((moved, others[:, None]), dim=1)
                     kept[depth].append((entries, before == ids[:, depth], own[:, depth]))
@@ -186,21 +186,26 @@ def build_lattice(
         )
     config = build(LatticeConfig, block_fields(net, target, facts), "net")
     made = initialise(LatticeNet(config), seed)
-    wake(made.pair_head, target, seed)
+    wake(made, target, seed)
     made = made.to(target.device)
     return LatticeObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
 
 
-def wake(head: PairHead, target: FrozenTarget, seed: int) -> None:
-    """Initialise the pair head so that it learns from the first step: W_B is zero, so training begins with the base
-    logits, and A and H are of the order of 1, so the gradient of W_B is not small. `target`: A matches the scale of its
-    embedding."""
+def wake(net: LatticeNet, target: FrozenTarget, seed: int) -> None:
+    """Initialise a net so that it learns from the first step. Rows of a block start near the last features that are
+    read, for which the target's head is made. In the pair head W_B is zero, so training begins with the base logits,
+    and A and H are of the order of 1, so the gradient of W_B is not small. `target`: `join` and A match the scale of
+    its embedding."""
+    head, size = net.pair_head, net.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
     embedded = target.embed(torch.arange(target.vocab_size, device=target.device)).float()  # [V, H]
     scale = 1 / float(embedded.square().mean().sqrt().clamp_min(1e-6))
     with torch.no_grad():
         drawn = torch.randn(head.a.weight.shape, generator=generator) / math.sqrt(head.a.in_features)
         head.a.weight.copy_(drawn * scale)
+        net.join.weight[:, :size] += torch.eye(size)
+        net.join.weight[:, size:] *= scale
+        net.fc.weight[:, -size:] += torch.eye(size)
         head.b.weight.zero_()
         head.h.bias.fill_(1.0)
 

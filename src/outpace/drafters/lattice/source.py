@@ -67,7 +67,7 @@ class LatticeSource(BlockSource):
         self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
 
     def open(self, slot: int, alone: bool = False) -> LatticeState:
-        return LatticeState(super().open(slot, alone).slot)
+        return LatticeState(slot, latest=super().open(slot, alone).latest)
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `trees` serves requests: logits and keyed noise alone decide what is best."""

@@ -84,7 +84,7 @@ def small_dflash2(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: 
 def small_lattice(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> LatticeNet:
     net = LatticeNet(LatticeConfig(**{**SIZES, "rank": 7, "candidates": 4, **changes}))
     randomise(net, dtype, seed)
-    net.pair_head.temperatures.copy_(torch.tensor([1.0, 0.5, 2.0, 1.25]))
+    net.pair_head.temperatures.copy_(torch.tensor([1.0, 0.5, 2.0, 1.25, 0.75]))
     return net
 
 

@@ -133,7 +133,7 @@ def source_of(kind: str, target: TransformersTarget, pack: bool = False, **optio
         block, make = DFlash2Net(DFlash2Config(**SIZES, **BLOCK, **KINDS[kind])), DFlash2Source
     elif kind.startswith("lattice"):
         block, make = LatticeNet(LatticeConfig(**SIZES, **BLOCK, **KINDS[kind])), LatticeSource
-        block.pair_head.temperatures.copy_(torch.tensor([1.0, 1.5, 0.7, 2.0, 1.0]))
+        block.pair_head.temperatures.copy_(torch.tensor([1.0, 1.5, 0.7, 2.0, 1.0, 1.3]))
     elif kind.startswith("domino"):
         block = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:

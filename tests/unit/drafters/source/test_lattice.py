@@ -120,11 +120,10 @@ def test_a_grown_tree_is_what_levels_would_answer(kind: str, temperature: float)
     source.begin([state], [draft_request(ids, 12, 20, 3, temperature=temperature)])
     level, parents = [0], [-1]
     scores = {0: 0.0}
-    while level:
+    while below := [node for node in range(1, len(tree)) if tree.topology.parents[node] in level]:
         tokens = torch.tensor([int(tree.tokens[node]) for node in level])
         found = source.expand([state], Frontier(tokens, [0] * len(level), parents), source.width)
         assert found.log_probs is not None
-        below = [node for node in range(1, len(tree)) if tree.topology.parents[node] in level]
         for node in below:
             place = level.index(tree.topology.parents[node])
             rank = found.tokens[place].tolist().index(int(tree.tokens[node]))
