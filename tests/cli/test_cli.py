@@ -270,8 +270,9 @@ def test_convert_takes_a_borrowed_head_from_the_target(tmp_path: Path, folder: s
 def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a model list that hides what is not pulled, and a pull that guesses names."""
     monkeypatch.setenv("OUTPACE_HOME", str(tmp_path))
-    (row,) = json.loads(run("models", "list", "--json").stdout)
-    assert (row["name"], row["folder"]) == ("smollm2-135m", None)
+    rows = json.loads(run("models", "list", "--json").stdout)
+    wanted = ("smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
+    assert {row["name"]: row["folder"] for row in rows} == dict.fromkeys(wanted)
     assert_refused(run("models", "pull", "gpt-17"), "unknown model 'gpt-17'", kind=ModelError)
 
 

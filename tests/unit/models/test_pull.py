@@ -125,7 +125,7 @@ def test_a_killed_pull_is_continued_by_the_next_process(hub: Hub, weights: bytes
     file = hub.folder / "org" / "Large-GGUF" / "large-Q4_K_M.gguf"
     file.parent.mkdir()
     file.write_bytes(content)
-    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "outpace", "models", "pull", "org/Large-GGUF:q4_k_m"]
     hub.cut, hub.breaks = 20 << 20, 1
     hub.waits.clear()

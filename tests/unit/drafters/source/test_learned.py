@@ -182,7 +182,8 @@ def test_scores_of_candidates_add_up_to_the_confidence(temperature: float) -> No
     for depth, frontier in enumerate(levels):
         found = source.expand([state], frontier, VOCAB)
         hidden = state.hidden[depth].expand(len(frontier.tokens), -1)
-        confidence = source.net.head.confidence(frontier.tokens, hidden).sigmoid()
+        head = source.net.head
+        confidence = head.confidence(head.predecessors[frontier.tokens], hidden).sigmoid()
         torch.testing.assert_close(found.log_probs.exp().sum(dim=1), confidence, atol=1e-4, rtol=1e-4)
 
 

@@ -24,10 +24,11 @@ QWEN3_8B = Qwen3Config(
 )  # fmt: skip
 VICUNA_7B = LlamaConfig(vocab_size=32000, hidden_size=4096, num_hidden_layers=32)
 MASK = 151669  # of the published Qwen3 drafters: an id beyond the tokenizer's own
+WHOLE = ("objective.vocabulary=151936",)  # which ids are drafted changes no size
 
 CASES: list[tuple[str, str, PretrainedConfig, tuple[str, ...]]] = [
-    ("dflash_qwen3_8b", "dflash", QWEN3_8B, ()),
-    ("domino_qwen3_8b", "domino", QWEN3_8B, ()),
+    ("dflash_qwen3_8b", "dflash", QWEN3_8B, WHOLE),
+    ("domino_qwen3_8b", "domino", QWEN3_8B, WHOLE),
     ("eagle3_qwen3_8b_specforge", "eagle3", QWEN3_8B, ()),
     ("dart_qwen3_8b", "dart", QWEN3_8B, ()),
     ("medusa_vicuna_7b", "medusa", VICUNA_7B, ("net.heads=5",)),
