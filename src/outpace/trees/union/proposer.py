@@ -23,6 +23,7 @@ from outpace.trees.union.acceptance import AcceptanceModel
 from outpace.trees.union.growth import CompiledGrower, Grower, Growth, GrowthRequest, Lesson
 from outpace.trees.union.reference import ReferenceGrower
 
+_TRIES = 4  # rounds of a request that are drafted whatever earlier requests showed: a draft suits some texts better
 _TRIAL = 6  # rounds for which trees are grown to see whether they pay: matches and matrices catch up first
 
 
@@ -50,7 +51,7 @@ class UnionPlan:
 
 @dataclass(eq=False)
 class UnionState:
-    """One request."""
+    """One request. `tries`: its rounds that were drafted to learn what a draft gains here."""
 
     of_base: Any
     matrix: TransitionMatrix
@@ -58,6 +59,7 @@ class UnionState:
     greedy: AcceptanceModel
     sampled: AcceptanceModel
     acceptance: AcceptanceModel
+    tries: int = 0
     grown: Growth | None = None
     order: Sequence[int] = ()
 
@@ -173,8 +175,11 @@ class UnionProposer(Nested):
             kinds, rate = [_kind(gain) for gain in self._net_gains.values()], _rate_of(requests)
             is_drafted = self._plan.may_draft and self._drafting.is_used(kinds, rate)
             self._drafting.advance(kinds, rate)
-            if not is_drafted:
-                found |= sketches
+            for index, one in sketches.items():
+                if self._plan.may_draft and states[index].tries < _TRIES:
+                    states[index].tries += 1
+                elif not is_drafted:
+                    found[index] = one
         return found
 
     def _settle(

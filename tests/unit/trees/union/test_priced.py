@@ -118,9 +118,22 @@ def test_a_draft_that_is_left_out_is_not_asked() -> None:
     """Guards against a draft whose time is spent although its tree is thrown away."""
     watched = Watched(toy_draft())
     union = made(watched, PRICED)
+    states = [union.open(slot) for slot in range(len(PROMPTS))]
     for _ in range(30):
-        trees_of(union, priced(DEAR, rate=10.0))
+        union.propose(states, priced(DEAR, rate=10.0))
     assert 0 < len(watched.asked) < 30 * len(PROMPTS) / 2
+
+
+def test_every_request_tries_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a draft that stays off for all later texts because it did not pay in one."""
+    watched = Watched(toy_draft())
+    union = made(watched, PRICED)
+    monkeypatch.setattr(union._drafting, "is_used", lambda kinds, rate: False)
+    for request in range(1, 4):
+        states = [union.open(slot) for slot in range(len(PROMPTS))]
+        for _ in range(12):
+            union.propose(states, priced(FREE))
+        assert len(watched.asked) == request * 4 * len(PROMPTS)
 
 
 def test_a_round_without_trees_asks_nobody() -> None:
