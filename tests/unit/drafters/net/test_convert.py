@@ -149,7 +149,7 @@ def test_a_file_that_says_something_else_is_removed(
     else:
         done = convert(str(folder / "eagle3-midlayer"), out, "midlayer")
         assert not done.is_equal
-        assert (done.difference > 0.0) is (fault == "swap")  # rounding hides the last bit of one weight
+        assert (done.difference > 1e-4) is (fault == "swap")  # the last bit of one weight hardly shows in outputs
         assert len(done.changed) == (2 if fault == "swap" else 1)
     assert not out.exists()
 
