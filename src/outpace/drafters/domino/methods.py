@@ -26,7 +26,7 @@ PoolSize = Annotated[
 ]
 
 
-def pool_of(size: int | None, context: BuildContext, vocabulary: Tensor | None) -> int | None:
+def pool_size(size: int | None, context: BuildContext, vocabulary: Tensor | None) -> int | None:
     """Ids per block; None for all. `size`: the option; `vocabulary`: the ranked one, if drafts come from it."""
     # Among a few thousand ids, to choose costs more than to score them all.
     usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
@@ -55,7 +55,7 @@ def domino_proposer(
     net, target = context.trained(net_class, method, method)
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    pool = pool_of(options.pool, context, vocabulary)
+    pool = pool_size(options.pool, context, vocabulary)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     source = DominoSource(
         net,

@@ -3,7 +3,7 @@
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dflash.methods import block_proposer
-from outpace.drafters.domino.methods import PoolSize, pool_of
+from outpace.drafters.domino.methods import PoolSize, pool_size
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.dspark.source import DSparkSource
 from outpace.drafters.method import Method
@@ -20,7 +20,7 @@ def _dspark(options: DSparkOptions, context: BuildContext) -> Proposer:
     net, target = context.trained(DSparkNet, "dspark", "dspark")
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    pool = pool_of(options.pool, context, vocabulary)
+    pool = pool_size(options.pool, context, vocabulary)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     sizes = target.max_length, target.max_slots
     source = DSparkSource(net, target.embedding, head, *sizes, noise=options.noise, pool=pool)
