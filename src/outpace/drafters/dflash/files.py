@@ -195,7 +195,8 @@ def probe_dflash(net: DFlashNet, random: Random) -> list[Tensor]:
     config = net.config
     features = random(ROWS, len(config.target_layer_ids) * config.target_hidden_size)
     context = net.context(features, torch.arange(ROWS))
-    rows = net.start(random(1, config.block_size, config.hidden_size), random(1, features.shape[1]))[0]
+    before = random(1, features.shape[1])
+    rows = net.start(random(1, config.block_size, config.hidden_size), lambda: before)[0]
     positions = ROWS + torch.arange(config.block_size)
     seen = torch.arange(ROWS + config.block_size)
 

@@ -27,7 +27,7 @@ def compiled_block(net: DFlashNet, slots: NetSlots) -> "tuple[CompiledBlock | No
     """The net in few calls, None where its own Python runs; and which of both it is, in words."""
     try:
         check_slots(slots)
-        check_exact(net, _CLASSES, kept=("head", "pair_head", "join", "depths"))
+        check_exact(net, _CLASSES, kept=("head", "pair_head"))
         block = CompiledBlock(net, slots)
         _compare(net, block, slots)
     except NotCompiled as reason:

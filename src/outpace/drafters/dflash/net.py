@@ -5,7 +5,7 @@ them into keys and values once; the block of [last committed token, MASK, MASK, 
 and the target's LM head reads its outputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -174,12 +174,13 @@ class DFlashNet(nn.Module):
         rows = self.hidden_norm(self.fc(features))  # [T, H]
         return [layer.self_attn.keys_values(rows, positions, self.rotary) for _, layer in self.each_layer()]
 
-    def start(self, embeddings: Tensor, features: Tensor) -> Tensor:
+    def start(self, embeddings: Tensor, features: Callable[[], Tensor]) -> Tensor:
         """The rows that blocks start from: for DFlash the embeddings alone.
 
         Args:
             embeddings: [A, B, H], the target's, of anchors and masks.
-            features: [A, taps * target_hidden_size] of the position before each anchor; zeros where there is none.
+            features: gives those of the position before each anchor, [A, taps * target_hidden_size] in the net's dtype;
+                zeros where they are not known.
 
         Returns:
             [A, B, H].

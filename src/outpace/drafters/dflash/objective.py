@@ -214,9 +214,10 @@ def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: A
         query, key, value = (rows.to(value.dtype).unflatten(0, (-1, size)) for rows in (query, key, value))
         return contexts[layer](query, key, value, visible[layer], config.window(layer)).flatten(0, 1)
 
-    # A prompt is never empty, so a position is before each anchor.
-    features = batch.features[anchors.rows, anchors.positions - 1, : net.fc.in_features].to(weight.dtype)
-    rows = net.start(target.embed(tokens).to(weight.dtype), features).flatten(0, 1)
+    def before() -> Tensor:  # a prompt is never empty, so a position is before each anchor
+        return batch.features[anchors.rows, anchors.positions - 1, : net.fc.in_features].to(weight.dtype)
+
+    rows = net.start(target.embed(tokens).to(weight.dtype), before).flatten(0, 1)
     outputs: Tensor = net.block(rows, positions.flatten(), attend).unflatten(0, (-1, size))
     return outputs
 

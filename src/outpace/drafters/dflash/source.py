@@ -252,9 +252,11 @@ class BlockSource(BaseSource):
         tokens = torch.full((len(states), size), config.mask_token_id, device=self._device)
         tokens[:, 0] = pending.to(self._device)
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
-        weight = self.net.norm.weight
-        latest = torch.cat([state.latest.to(weight) for state in states])
-        embedded = self.net.start(self._embed(tokens).to(weight.dtype), latest).flatten(0, 1)  # [R * B, H]
+
+        def latest() -> Tensor:
+            return torch.cat([state.latest.to(self.net.norm.weight) for state in states])
+
+        embedded = self.net.start(self._embed(tokens), latest).flatten(0, 1)  # [R * B, H]
         outputs = self._pass(parts, embedded)[0] if self._native is None else self._native.block(embedded, parts)
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
         return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))

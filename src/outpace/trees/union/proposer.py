@@ -174,6 +174,7 @@ class UnionProposer(Nested):
         if sketches:
             kinds, rate = [_kind(gain) for gain in self._net_gains.values()], _rate_of(requests)
             is_drafted = self._plan.may_draft and self._drafting.is_used(kinds, rate)
+            # Where only tries are drafted this pauses the clock: catching up with a prompt is not the price of a draft.
             self._drafting.advance(kinds, rate)
             for index, one in sketches.items():
                 if self._plan.may_draft and states[index].tries < _TRIES:
