@@ -10,7 +10,7 @@ step, with probabilities that were too high.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from pydantic import Field
@@ -29,7 +29,7 @@ from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors, random_anchors
-from outpace.drafters.training.losses import LossVocabulary, row_losses, summed_with_gradients
+from outpace.drafters.training.losses import LossVocabulary, losses_and_candidates, summed_with_gradients
 from outpace.drafters.training.objective import initialise
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
@@ -74,10 +74,11 @@ class LatticeObjective(DFlashObjective):
 
         def losses(hidden: Tensor, before: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
-            of_base, accepted = row_losses(scores, labels, rows.loss)
+            candidates = self._candidates(scores)
+            of_base, accepted, *entries = losses_and_candidates(scores, labels, rows.loss, candidates)
             weights = rows.weigh(depths, accepted)
             base = (of_base * weights).sum()
-            pair = (self._pair_losses(rows, scores, labels, hidden, before) * weights).sum()
+            pair = (self._pair_losses(rows, labels, candidates, entries, hidden, before) * weights).sum()
             return torch.stack([(1 - mix) * base + mix * pair, base, pair, weights.sum()])
 
         pieces = hidden[rows.own], before[rows.own], rows.truth, rows.depths
@@ -85,20 +86,30 @@ class LatticeObjective(DFlashObjective):
         loss, base, pair, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
         return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "pair": pair.detach()}
 
-    def _pair_losses(
-        self, rows: SupervisedRows, scores: Tensor, labels: Tensor, hidden: Tensor, before: Tensor
-    ) -> Tensor:
-        """[R] losses of scores of pairs. `scores`: [R, K] base logits. `before`: [R] the token before each."""
-        ids = rows.compared.ids
+    @torch.no_grad()
+    def _candidates(self, scores: Tensor) -> Tensor:
+        """[R, C] the best of the ids that are drafted, as indices of base logits [R, K]."""
         ranked = scores.shape[1] if self.vocabulary.ranked is None else len(self.vocabulary.ranked)
+        return scores[:, :ranked].topk(min(self.net.config.candidates, ranked), dim=1).indices
+
+    def _pair_losses(
+        self,
+        rows: SupervisedRows,
+        labels: Tensor,
+        candidates: Tensor,
+        entries: Sequence[Tensor],
+        hidden: Tensor,
+        before: Tensor,
+    ) -> Tensor:
+        """[R] losses of scores of pairs. `candidates`: [R, C]. `entries`: base log-probabilities of these [R, C] and of
+        all other ids [R]. `before`: [R] the token before each."""
+        ids, (own, others) = rows.compared.ids, entries
         is_soft = labels.is_floating_point()
         with torch.no_grad():
-            top = scores[:, :ranked].topk(min(self.net.config.candidates, ranked), dim=1).indices  # [R, C]
-            wanted = labels.gather(1, top) if is_soft else (top == labels[:, None]).float()
+            wanted = labels.gather(1, candidates) if is_soft else (candidates == labels[:, None]).float()
             wanted = torch.cat((wanted, (1 - wanted.sum(dim=1, keepdim=True)).clamp(min=0)), dim=1)  # [R, C + 1]
-        others = scores.scatter(1, top, ABSENT).logsumexp(dim=1, keepdim=True)
-        moved = scores.gather(1, top) + self._pairs(before, hidden, top if ids is None else ids[top])
-        log_probs = torch.cat((moved, others), dim=1).log_softmax(dim=1)
+        moved = own + self._pairs(before, hidden, candidates if ids is None else ids[candidates])
+        log_probs = torch.cat((moved, others[:, None]), dim=1).log_softmax(dim=1)
         losses = -(wanted * log_probs).sum(dim=1)
         if is_soft:
             losses = losses + self.settings.total_variation * (log_probs.exp() - wanted).abs().sum(dim=1) / 2

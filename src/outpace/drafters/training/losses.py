@@ -19,6 +19,7 @@ from outpace.lib.errors import InvalidRequest
 Loss = Literal["ce", "tv-mix", "lk"]
 CE_SHARE = 0.1  # DSpark
 LK_DECAY = 3.0  # LK losses, hybrid
+SMALLEST = 1e-6  # probability of all that are no candidates, below which float32 does not know it
 PACE_FLOOR = 0.5  # D-PACE's alpha, by which no acceptance counts as less
 ROWS_AT_ONCE = 1024
 LARGE, KEPT = 65_536, 16_384
@@ -111,25 +112,41 @@ def row_losses(logits: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tens
         logits: [R, V].
         labels: ids [R], or distributions [R, V], which losses other than "ce" need.
     """
+    losses, accepted, _, _ = losses_and_candidates(
+        logits, labels, loss, logits.new_empty(len(logits), 0, dtype=torch.long)
+    )
+    return losses, accepted
+
+
+def losses_and_candidates(
+    logits: Tensor, labels: Tensor, loss: Loss, candidates: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `row_losses`, and what rows hold besides: the log-probabilities [R, C] of candidates, and that [R] of all
+    others together. One pass over [R, V] gives all gradients. `candidates`: [R, C], different indices of logits."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    made: tuple[Tensor, Tensor] = _RowLosses.apply(wide, labels, loss)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, Tensor, Tensor, Tensor] = _RowLosses.apply(wide, labels, loss, candidates)  # type: ignore[no-untyped-call]
     return made
 
 
 class _RowLosses(torch.autograd.Function):
-    """Computes its gradient in place; the stock cross-entropy allocates three more tensors [R, V]."""
+    """Computes its gradient in place: tensors [R, V] take most of a small drafter's time."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, loss: Loss, candidates: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         log_probs = torch.log_softmax(logits, dim=-1)
+        own = log_probs.gather(1, candidates)  # [R, C]
+        rest = (1 - own.exp().sum(dim=-1)).clamp_min(SMALLEST)
         if not labels.is_floating_point():
             assert loss == "ce", f"{loss} compares with distributions"
             losses = -log_probs.gather(1, labels[:, None])[:, 0]
-            ctx.save_for_backward(log_probs, labels)
-            accepted = torch.exp(-losses)
+            accepted, share = torch.exp(-losses), torch.ones_like(losses)
+            probs = log_probs.exp_()
         else:
             entropies = -(log_probs * labels).sum(dim=-1)
-            accepted = torch.minimum(log_probs.exp(), labels).sum(dim=-1)
+            probs = log_probs.exp_()
+            accepted = torch.minimum(probs, labels).sum(dim=-1)
             if loss == "ce":
                 share, losses = torch.ones_like(accepted), entropies
             elif loss == "tv-mix":
@@ -139,27 +156,32 @@ class _RowLosses(torch.autograd.Function):
                 share = torch.exp(-LK_DECAY * accepted)
                 divergences = entropies + torch.xlogy(labels, labels).sum(dim=-1)
                 losses = share * divergences + (1 - share) * (1 - accepted)
-            ctx.save_for_backward(log_probs, labels, share)
+        ctx.save_for_backward(probs, labels, share, candidates, own, rest)
         ctx.rate = 2.0 if loss == "tv-mix" else 1.0  # of the total variation distance
         ctx.mark_non_differentiable(accepted)
-        return losses, accepted
+        return losses, accepted, own, rest.log()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        log_probs, labels, *rest = ctx.saved_tensors
-        gradient = log_probs.exp_()
-        if not rest:
-            gradient[torch.arange(len(labels), device=labels.device), labels] -= 1
-            return gradient.mul_(outer[:, None]), None, None
-        share = rest[0][:, None]
+    def backward(ctx: Any, outer: Tensor, _: Tensor, of_own: Tensor, of_rest: Tensor) -> tuple[Tensor | None, ...]:
+        probs, labels, share, candidates, own, rest = ctx.saved_tensors
+        outside = of_rest / rest  # d log(1 - sum of p) = -(sum of dp) / rest
+        scale = outer * share - of_own.sum(dim=-1) + outside * (1 - rest)
         far = ctx.rate * (1 - share)  # of the total variation distance, whose gradient is p (sum of p[p < q] - [p < q])
+        gradient = probs
         if bool(far.any()):
             below = gradient < labels
-            lost = (gradient * below).sum(dim=-1, keepdim=True)
-            gradient *= (share + far * lost) - far * below
-        gradient -= share * labels
-        return gradient.mul_(outer[:, None]), None, None
+            lost = (gradient * below).sum(dim=-1)
+            scale = scale + outer * far * lost
+            gradient = gradient * (scale[:, None] - (outer * far)[:, None] * below)
+        else:
+            gradient = gradient.mul_(scale[:, None])
+        if labels.is_floating_point():
+            gradient.addcmul_(labels, (outer * share)[:, None], value=-1)
+        else:
+            gradient[torch.arange(len(labels), device=labels.device), labels] -= outer
+        gradient.scatter_add_(1, candidates, of_own - outside[:, None] * own.exp())
+        return gradient, None, None, None
 
 
 def depth_weights(depth: int, gamma: float, device: torch.device) -> Tensor:
@@ -215,7 +237,8 @@ class Compared:
 
     Attributes:
         ids: [K] int64; None for all.
-        shift: [K] float32 added to the logits of target and drafter: the log of how many ids each represents.
+        shift: [K] float32 added to the logits of target and drafter: the log of how many ids each represents. None
+            where each represents itself.
         places: [V] int64, index of each id among the ranked ones, -1 for others.
     """
 
@@ -280,12 +303,11 @@ class LossVocabulary:
 
     def draw(self, seed: int) -> Compared:
         """What the loss of a step with this seed compares."""
-        if self.ranked is None:
-            return Compared()
+        if self.ranked is None or not self._drawn:
+            return Compared(self.ranked, None, self._places)
         count = self._drawn
         generator = torch.Generator().manual_seed(seed)
         drawn = self._others[torch.randperm(len(self._others), generator=generator)[:count].to(self._others.device)]
         shift = torch.zeros(len(self.ranked) + count, device=self.ranked.device)
-        if count:
-            shift[len(self.ranked) :] = math.log(len(self._others) / count)
+        shift[len(self.ranked) :] = math.log(len(self._others) / count)
         return Compared(torch.cat((self.ranked, drawn)), shift, self._places)

@@ -13,6 +13,7 @@ from outpace.drafters.training.losses import (
     Loss,
     LossVocabulary,
     VocabularySettings,
+    losses_and_candidates,
     paced_weights,
     row_losses,
     summed,
@@ -128,6 +129,24 @@ def test_losses_of_distributions_are_the_papers(loss: Loss) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad((wanted * weights).sum(), logits)[0])
     torch.testing.assert_close(accepted, torch.minimum(logits.softmax(dim=-1), target).sum(dim=-1).detach())
     assert not accepted.requires_grad
+
+
+@pytest.mark.parametrize("loss", ["ce", "tv-mix", "lk"])
+def test_candidates_and_all_others_have_their_probabilities(loss: Loss) -> None:
+    """Guards against a gradient that reaches the candidates twice or the others not at all."""
+    generator = torch.Generator().manual_seed(4)
+    logits, other = (torch.randn(5, IDS, generator=generator, dtype=torch.float64) * 2 for _ in range(2))
+    logits, target = logits.requires_grad_(), other.softmax(dim=-1)
+    candidates, weights = logits.topk(3, dim=1).indices, torch.rand(5, 4, generator=generator, dtype=torch.float64)
+    losses, _, own, others = losses_and_candidates(logits, target, loss, candidates)
+    log_probs = logits.log_softmax(dim=-1)
+    absent = log_probs.scatter(1, candidates, -torch.inf).logsumexp(dim=1)
+    wanted = torch.cat((log_probs.gather(1, candidates), absent[:, None]), dim=1)
+    found = torch.cat((own, others[:, None]), dim=1)
+    torch.testing.assert_close(found, wanted)
+    (gradient,) = torch.autograd.grad((found.exp() * weights).sum() + losses.sum(), logits)
+    other_way = (wanted.exp() * weights).sum() + by_formula(logits, target, loss).sum()
+    torch.testing.assert_close(gradient, torch.autograd.grad(other_way, logits)[0])
 
 
 def test_paced_weights_are_the_tokens_still_to_be_gained() -> None:
