@@ -2,13 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -73,28 +73,13 @@ def test_precisions_follow_each_other(target: Path, prompts: Path, tmp_path: Pat
     assert precisions == ["no", "bf16", "no"]
 
 
-def test_bars_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against two live bars on one terminal, which older versions of rich refuse in the middle of a run."""
-    seen: list[str] = []
-    opened = 0
-
-    @contextmanager
-    def bar(label: str, total: int) -> Iterator[Callable[[], None]]:
-        nonlocal opened
-        opened += 1
-        assert opened == 1, "one at a time"
-        yield lambda: seen.append(f"{label} of {total}")
-        opened -= 1
-
-    monkeypatch.setattr(train_methods, "progress_bar", bar)
-    shown = train_methods.Shown(3)
-    for _ in range(3):
-        shown.answer(object())
-    for step in (5, 6):
-        shown.step({"step": step, "steps": 6, "loss": 1.0})
-    shown.close()
-    assert opened == 0
-    assert seen == ["answers of 3"] * 3 + ["steps of 2"] * 2
+def test_a_run_that_goes_on_shows_its_own_pace(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a log without the time left, and steps that are counted from where a run resumed."""
+    with ExitStack() as bars:
+        shown = train_methods.Shown(bars)
+        for step in (5, 6):
+            shown.step({"step": step, "steps": 6, "loss": 1.0})
+    assert re.findall(r"steps: (\d/\d), 0:00:00 left", capsys.readouterr().err) == ["5/6", "6/6"]
 
 
 @pytest.mark.costly

@@ -5,7 +5,6 @@ plain decoding, paired by prompt and measured in turns (`runner.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import ceil
@@ -18,6 +17,7 @@ from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.lib.errors import InvalidRequest, OutpaceError
+from outpace.lib.stages import Progress
 from outpace.methods.catalog import parse_method
 
 FIRST_PROMPTS, KEPT, FINALISTS = 3, 3, 3
@@ -77,7 +77,6 @@ class Trial:
 
 Measure = Callable[[tuple[str, ...], Sequence[WorkItem]], Sequence[Trial]]
 """Decodes prompts by methods, plain decoding first, and returns the trial of each."""
-Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Shows how far a heat has come: from its label and its prompts, what to call after each."""
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,6 +46,7 @@ LOADING = (
     "exact",
 )
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+SECONDS_BETWEEN_LINES = 60  # of progress in a log file
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
 
 
@@ -197,17 +200,22 @@ def working(text: str) -> Status:
 
 
 @contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; in a log file, a line at every tenth of the way."""
+def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal; in a log file, a line at every tenth of the way and every minute, with the time left.
+    `before`: what an earlier run has done of the total."""
     columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
-        task, done = progress.add_task(label, total=total), 0
+        task, done = progress.add_task(label, total=total, completed=before), before
+        started = printed = monotonic()
 
         def advance() -> None:
-            nonlocal done
+            nonlocal done, printed
             done += 1
             progress.advance(task)
-            if not notes.is_terminal and done * 10 // total > (done - 1) * 10 // total:
-                notes.print(f"{label}: {done}/{total}")
+            now = monotonic()
+            is_tenth = done * 10 // total > (done - 1) * 10 // total
+            if not notes.is_terminal and (is_tenth or now - printed >= SECONDS_BETWEEN_LINES):
+                printed, left = now, (now - started) / (done - before) * (total - done)
+                notes.print(f"{label}: {done}/{total}, {timedelta(seconds=round(left))} left", highlight=False)
 
         yield advance

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,6 +68,8 @@ train_app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help=__doc__)
 @train_app.callback()
 def train() -> None:
     """From prompts to a drafter for your model, step by step."""
+    # As Ctrl-C does, so that what is finished is stored; by default the process would just end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def train_command(method: str, title: str) -> Callable[..., None]:
@@ -106,14 +110,10 @@ def train_command(method: str, title: str) -> Callable[..., None]:
 
             print(json.dumps(plan(job), indent=1))
             return
-        from outpace.data.workload import read_workloads
         from outpace.train.run import train
 
-        shown = Shown(len({item.id for item in read_workloads(prompts)}))
-        try:
-            print(json.dumps(train(job, shown.step, shown.answer, _note)))
-        finally:
-            shown.close()
+        with ExitStack() as bars:
+            print(json.dumps(train(job, Shown(bars).step, progress_bar, _note)))
 
     run.__doc__ = title
     return run
@@ -124,18 +124,11 @@ def _note(line: str) -> None:
 
 
 class Shown:
-    """Progress bars of a run, one at a time: answers, then steps; and a line per measurement."""
+    """The progress bar of a run's steps, which begins with the first, and a line per measurement."""
 
-    def __init__(self, prompts: int) -> None:
-        self._prompts, self._bars, self._label = prompts, ExitStack(), ""
-        self._advance: Callable[[], None] = lambda: None
-
-    def answer(self, conversation: object) -> None:
-        if conversation is None:
-            self.close()  # before the bars of loading the target
-            return
-        self._bar("answers", self._prompts)
-        self._advance()
+    def __init__(self, bars: ExitStack) -> None:
+        self._bars = bars
+        self._advance: Callable[[], None] | None = None
 
     def step(self, shown: Mapping[str, Any]) -> None:
         if "held_out" in shown:
@@ -146,16 +139,10 @@ class Shown:
                 f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position: {positions}"
             )
             return
-        self._bar("steps", int(shown["steps"]) - int(shown["step"]) + 1)
+        if self._advance is None:
+            before = int(shown["step"]) - 1
+            self._advance = self._bars.enter_context(progress_bar("steps", int(shown["steps"]), before))
         self._advance()
-
-    def close(self) -> None:
-        self._bars.close()
-
-    def _bar(self, label: str, total: int) -> None:
-        if self._label != label:
-            self._bars.close()
-            self._label, self._advance = label, self._bars.enter_context(progress_bar(label, total))
 
 
 @train_app.command(cls=Command)
@@ -178,15 +165,7 @@ def capture(
 
     chosen, where = settings_of(method, config, settings or ()), path_of(out)
     job = Run(method, target, tuple(prompts), answers, out=where, device=device, dtype=dtype, settings=chosen)
-    total = 0
-
-    def count() -> None:
-        nonlocal total
-        total += 1
-        if total % 500 == 0:
-            notes.print(f"captured: {total} sequences")
-
-    print(json.dumps({"out": str(job.out), **capture_features(job, stored, _note, count)}))
+    print(json.dumps({"out": str(job.out), **capture_features(job, stored, _note, progress_bar)}))
 
 
 @train_app.command(cls=Command)

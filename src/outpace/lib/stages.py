@@ -5,16 +5,19 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
+Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Makes a progress bar of a label and a total; what it gives is called after each unit of work."""
 _SHORTEST_SHOWN = 0.05  # seconds; shorter stages would be listed as 0.0 s
 
 
@@ -25,7 +28,7 @@ class Stages:
         seconds: by stage. The time of a stage within another one counts for the inner one only.
     """
 
-    def __init__(self, progress: "Progress") -> None:
+    def __init__(self, progress: "Bars") -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._progress = progress
         self._open: list[TaskID] = []

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
+from time import monotonic
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ from outpace.train.data import by_id, sequence_name
 from outpace.train.features import FeatureStore
 from outpace.trees.proposer import EmptyDraft
 
-PART = 256
-"""Conversations per part: the most that an interrupted run loses."""
+PART, PART_SECONDS = 256, 120.0
+"""Conversations per part, and seconds until a smaller one is written: the most that a run loses when it is killed."""
 
 
 def sampling_of(how: RegenerateSettings) -> SamplingParams:
@@ -77,7 +78,7 @@ def regenerate(
 
     Args:
         items: prompts with different ids.
-        store: of answers; gets `PART` at a time.
+        store: of answers; gets `PART` at a time, or what there is every `PART_SECONDS`.
         answerer: the engine or a server.
         features: gets what the answerer's recorder kept, if it has one.
 
@@ -86,18 +87,21 @@ def regenerate(
     """
     wanted = by_id(items)
     made: list[Conversation] = []
+    written = monotonic()
 
     def write() -> None:
+        nonlocal written
         if features is not None and isinstance(answerer, EngineAnswerer):
             features.write(answerer.recorded.items())  # before the answers, which are not made again
             answerer.recorded.clear()
         store.write(made)
         made.clear()
+        written = monotonic()
 
     try:
         for conversation in answerer.answer([item for item in wanted.values() if item.id not in store.done]):
             made.append(conversation)
-            if len(made) == PART:
+            if len(made) == PART or monotonic() - written > PART_SECONDS:
                 write()
             yield conversation
     finally:

@@ -90,6 +90,11 @@ class SampleSet(Dataset[TrainingSample]):
         """Generated tokens."""
         return len(self._ids) - int(self._prompts.sum())
 
+    @property
+    def prompts(self) -> int:
+        """Conversations, each of one sequence or more."""
+        return len({_prompt_of(name) for name in self.names})
+
     def without(self, left_out: Sequence[int]) -> list[int]:
         """Indices of all others."""
         out = set(left_out)

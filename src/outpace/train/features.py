@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outpace.data.answers import PartFolder, contradiction, opened
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.stages import Progress
 from outpace.models.frozen import FrozenTarget
 from outpace.models.packed import PackedModel
 from outpace.train.data import SampleSet
@@ -158,17 +159,18 @@ def about_features(
 
 
 def capture(
-    samples: SampleSet, target: FrozenTarget, store: FeatureStore, taps: tuple[int, ...], done: Callable[[], None]
+    samples: SampleSet, target: FrozenTarget, store: FeatureStore, taps: tuple[int, ...], progress: Progress
 ) -> int:
     """Store the features of the sequences that the store lacks. Returns how many sequences were captured."""
     missing = [index for index in range(len(samples)) if not store.has(samples.names[index])]
     store.check_room(int(samples.lengths[missing].sum()))
 
     def pairs() -> Iterator[tuple[str, Tensor]]:
-        for index in missing:
-            sample = samples[index]
-            yield sample.name, target.features(sample.ids[None].to(target.device), [len(sample.ids)], taps)[0]
-            done()
+        with progress("sequences", len(missing)) as advance:
+            for index in missing:
+                sample = samples[index]
+                yield sample.name, target.features(sample.ids[None].to(target.device), [len(sample.ids)], taps)[0]
+                advance()
 
     store.write(pairs())
     return len(missing)

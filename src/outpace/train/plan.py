@@ -31,7 +31,8 @@ def plan(run: Run) -> dict[str, Any]:
     the maximal length. Speeds are measured with the real target and new weights."""
     items = read_workloads(list(run.prompts))
     target, codec = frozen_target(run, run.device)
-    longest, held_out = min(run.settings.data.max_length, target.max_length), run.settings.data.held_out
+    longest = min(run.settings.data.max_length, target.max_length)
+    held_out = run.settings.data.held_out_of(len(items))
     if run.answers is not None:
         samples = join(items, path_of(run.answers), codec, target.vocab_size, longest)
         kept = samples.without(samples.held_out(held_out))
@@ -54,6 +55,7 @@ def plan(run: Run) -> dict[str, Any]:
     seconds["training"] = per_pass * deal.passes * steps
     supervised = round(samples.supervised * scale)
     return {
+        "settings": run.settings.model_dump(mode="json", serialize_as_any=True),  # first: the estimates stay in view
         "method": run.method,
         "device": str(target.device),
         "parameters": sum(weight.numel() for weight in objective.net.parameters()),
@@ -63,7 +65,6 @@ def plan(run: Run) -> dict[str, Any]:
         "memory_gb": round(memory / 1e9, 3),
         "disk_gb": round((disk_needed(objective, training.keep) + 2 * supervised) / 1e9, 3),
         "hours": {name: round(value / 3600, 4) for name, value in seconds.items()},
-        "settings": run.settings.model_dump(mode="json", serialize_as_any=True),
     }
 
 

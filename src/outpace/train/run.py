@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from outpace.api import load
-from outpace.data.answers import Conversation, read_about, read_answers
+from outpace.data.answers import read_about, read_answers
 from outpace.data.workload import WorkItem, read_workloads
 from outpace.drafters.convert import settings_in
 from outpace.drafters.kinds import kind_of
@@ -25,7 +25,7 @@ from outpace.drafters.training.settings import TrainSettings, training_of
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.stages import loading
+from outpace.lib.stages import Progress, loading
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target, load_vocabulary_facts
 from outpace.models.loading.precision import choose_device, choose_dtype, compute_dtype
@@ -76,7 +76,7 @@ class Run:
 def train(
     run: Run,
     report: Callable[[Mapping[str, Any]], None],
-    answered: Callable[[Conversation | None], None],
+    progress: Progress,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train a drafter; an interrupted run resumes.
@@ -84,7 +84,7 @@ def train(
     Args:
         run: what to train.
         report: gets the log line of each step and measurement.
-        answered: gets each conversation that the target answers, and None after the last one.
+        progress: makes a progress bar, of the prompts that the target answers first.
         note: gets messages for the user: prompts that were left out, and why.
 
     Returns:
@@ -95,11 +95,11 @@ def train(
     """
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
-    folder = _answers_of(run, items, accelerator.num_processes, answered, note)
+    folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     longest = min(run.settings.data.max_length, target.max_length)
     samples = join(items, folder, codec, target.vocab_size, longest)
-    held_out = samples.held_out(run.settings.data.held_out)
+    held_out = samples.held_out(run.settings.data.held_out_of(samples.prompts))
     set_seed(run.settings.training.seed)
     objective = build(run, target, codec, samples, held_out)
     if run.start is not None:
@@ -127,14 +127,14 @@ def train(
     return {**done, "drafter": str(run.out / "drafter"), "steps": trainer.steps}
 
 
-def capture_features(run: Run, dtype: str, note: Callable[[str], None], done: Callable[[], None]) -> dict[str, Any]:
+def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress: Progress) -> dict[str, Any]:
     """Store the features that a method reads, for runs with `features`.
 
     Args:
         run: with answers; `out` is the folder of features.
         dtype: to store them in, a key of `features.DTYPES`.
         note: gets the size, before anything is written.
-        done: called after each sequence.
+        progress: makes a progress bar.
 
     Returns:
         "captured", "before" and "bytes".
@@ -147,14 +147,14 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], done: Ca
     target, codec = frozen_target(run, str(choose_device(run.device)))
     longest = min(run.settings.data.max_length, target.max_length)
     samples = join(items, answers, codec, target.vocab_size, longest)
-    objective = build(run, target, codec, samples, samples.held_out(run.settings.data.held_out))
+    objective = build(run, target, codec, samples, samples.held_out(run.settings.data.held_out_of(samples.prompts)))
     if not objective.taps:
         raise InvalidRequest(f"method={run.method!r}: reads no features under these settings; train without them")
     about = about_features(run.target, target, objective.taps, dtype, read_about(answers), longest)
     store, tokens = FeatureStore(run.out, about), int(samples.lengths.sum())
     size, before = store.bytes_of(tokens), len(store)
     note(f"{len(samples)} sequences, {tokens} tokens: {size / 1e9:.3f} GB in {dtype}")
-    captured = capture(samples, target, store, objective.taps, done)
+    captured = capture(samples, target, store, objective.taps, progress)
     return {"captured": captured, "before": before, "bytes": size}
 
 
@@ -162,7 +162,7 @@ def _answers_of(
     run: Run,
     items: Sequence[WorkItem],
     processes: int,
-    answered: Callable[[Conversation | None], None],
+    progress: Progress,
     note: Callable[[str], None],
 ) -> Path:
     """The folder of answers to train on; made or completed first if the run names none."""
@@ -177,16 +177,16 @@ def _answers_of(
     params = sampling_of(how)
     facts = load_vocabulary_facts(run.target)
     store = store_for(folder, items, run.target, facts=facts, params=params, endpoint=None, dtype=run.dtype)
-    if {item.id for item in items} - store.done:
+    if missing := {item.id for item in items} - store.done:
         model = load(
             run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size, progress=True
         )
         answerer = EngineAnswerer(model, params)
-        for conversation in regenerate(items, store, answerer):
-            answered(conversation)
+        with progress("answers", len(missing)) as advance:
+            for _ in regenerate(items, store, answerer):
+                advance()
         for name, reason in answerer.cut.items():
             note(f"cut {name}: {reason}")
-        answered(None)
     return folder
 
 

@@ -203,19 +203,23 @@ class Trainer:
         "best" (tokens per step of the written drafter, on held-out prompts that it was not chosen by) and
         "stopped_early"."""
         self._resume()
-        settings, stopped = self._settings, self._is_stale()
+        stopped = self._is_stale()
         passes = iter(self._loader())
         while self._step < self.steps and not stopped:
             started = perf_counter()
             shown = self._train_step(passes)
             self._step += 1
             self._record({"step": self._step, **shown, "seconds": perf_counter() - started})
-            if self._step % settings.evaluate_every == 0 or self._step == self.steps:
+            if self._is_due("evaluate_every"):
                 self._measure()
                 stopped = self._is_stale()
-            if self._step % settings.save_every == 0 or self._step == self.steps or stopped:
+            if self._is_due("save_every") or stopped:
                 self._save()
         return {"step": self._step, "best": self._figure, "stopped_early": stopped and self._step < self.steps}
+
+    def _is_due(self, setting: str) -> bool:
+        """Whether to do after this step what a setting says how often to do."""
+        return self._step % self._settings.steps_between(setting, self.steps) == 0 or self._step == self.steps
 
     def _is_stale(self) -> bool:
         return self._settings.patience is not None and self._stale >= self._settings.patience

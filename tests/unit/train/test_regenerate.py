@@ -78,6 +78,14 @@ def test_an_interrupted_run_loses_nothing(folder: str, tmp_path: Path, monkeypat
     assert len(rest) == 1
 
 
+def test_a_killed_run_loses_minutes(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against 256 slow answers that only memory holds."""
+    monkeypatch.setattr(module, "PART_SECONDS", 0.0)
+    run = regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), EngineAnswerer(model_of(folder, 1), PARAMS))
+    first = [next(run) for _ in range(2)]
+    assert list(read_answers(tmp_path)) == first, "before the run is closed"
+
+
 def test_a_failure_keeps_what_was_answered(tmp_path: Path) -> None:
     """Guards against a crash half-way that takes up to a part of answers with it."""
 

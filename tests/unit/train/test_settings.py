@@ -170,3 +170,15 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], c
     """Guards against a setting that another one makes ineffective."""
     with pytest.raises(InvalidRequest, match=complaint):
         settings_of("draft-lm", None, overrides)
+
+
+def test_a_short_run_is_measured_and_stored_too() -> None:
+    """Guards against an hour of training that is lost when it stops, because defaults are those of long runs, against
+    a hundred prompts of which two thirds are held out, and against settings that are stated and not heeded."""
+    short, stated = settings(), settings(None, "training.evaluate_every=500", "training.save_every=500")
+    names = ("evaluate_every", "save_every")
+    assert [short.training.steps_between(name, 82) for name in names] == [21, 9]
+    assert [short.training.steps_between(name, 9000) for name in names] == [500, 500]
+    assert [stated.training.steps_between(name, 82) for name in names] == [500, 500]
+    assert [short.data.held_out_of(prompts) for prompts in (3, 100, 500)] == [2, 20, 64]
+    assert settings(None, "data.held_out=40").data.held_out_of(100) == 40

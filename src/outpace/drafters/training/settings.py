@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 
 
+TIMES = {"evaluate_every": 4, "save_every": 10}  # of a short run
+
+
 class Section(BaseModel):
     """A part of the settings. YAML reads 6e-4 as text, so numbers may come as text."""
 
@@ -30,9 +33,14 @@ class DataSettings(Section):
     held_out: int = Field(
         default=64,
         ge=2,
-        description="Prompts to measure on and not to train on: half choose which drafter is kept, half are reported.",
+        description="Prompts to measure on and not to train on: half choose which drafter is kept, half are reported. "
+        "By default at most a fifth.",
     )
     workers: int = Field(default=0, ge=0, le=64, description="Processes that read ahead; useful for captured features.")
+
+    def held_out_of(self, prompts: int) -> int:
+        """How many of so many prompts to hold out: as stated, else no more than a fifth, but one for each half."""
+        return self.held_out if "held_out" in self.model_fields_set else min(self.held_out, max(prompts // 5, 2))
 
 
 class RegenerateSettings(Section):
@@ -75,8 +83,16 @@ class TrainingSettings(Section):
         description="Of the forward pass; weights and optimizer are float32. auto is bfloat16 where the hardware "
         "multiplies it.",
     )
-    evaluate_every: int = Field(default=500, ge=1, description="Steps between measurements on held-out prompts.")
-    save_every: int = Field(default=500, ge=1, description="Steps between states that an interrupted run resumes from.")
+    evaluate_every: int = Field(
+        default=500,
+        ge=1,
+        description="Steps between measurements on held-out prompts. By default at most a quarter of all.",
+    )
+    save_every: int = Field(
+        default=500,
+        ge=1,
+        description="Steps between states that an interrupted run resumes from. By default at most a tenth of all.",
+    )
     keep: int = Field(default=2, ge=1, description="States to keep.")
     patience: int | None = Field(
         default=None,
@@ -87,6 +103,12 @@ class TrainingSettings(Section):
     min_gain: float = Field(default=0.0, ge=0, description="Smallest improvement, in tokens per step.")
     dtype: Literal["bfloat16", "float32", "float16"] = Field(default="bfloat16", description="Of the drafter's files.")
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of weights, order and anchors.")
+
+    def steps_between(self, name: str, steps: int) -> int:
+        """The setting `evaluate_every` or `save_every` of a run of so many steps: as stated, else so that short runs do
+        it several times, too."""
+        every: int = getattr(self, name)
+        return every if name in self.model_fields_set else min(every, -(-steps // TIMES[name]))
 
 
 class TrainSettings(Section):
