@@ -131,6 +131,9 @@ class Shown:
         self._advance: Callable[[], None] | None = None
 
     def step(self, shown: Mapping[str, Any]) -> None:
+        if "stored" in shown:
+            _note(f"stopped after step {shown['step']}/{shown['steps']}; the same command goes on from there")
+            return
         if "held_out" in shown:
             measured = shown["held_out"]
             positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])

@@ -196,13 +196,26 @@ class Trainer:
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._choosing, self._quoted = data.samples.halves(data.held_out)
         self._step, self._best, self._stale = 0, 0.0, 0
+        self._is_whole = True  # between two steps, until weights change
         self._figure = 0.0  # of the written drafter, on the prompts that it was not chosen by
 
     def run(self) -> dict[str, Any]:
-        """Train to the end, or until held-out prompts improve no more; resumes from the latest state. Returns "step",
-        "best" (tokens per step of the written drafter, on held-out prompts that it was not chosen by) and
-        "stopped_early"."""
+        """Train to the end, or until held-out prompts improve no more; resumes from the latest state. Ctrl-C stores one
+        first. Returns "step", "best" (tokens per step of the written drafter, on held-out prompts that
+        it was not chosen by) and "stopped_early"."""
         self._resume()
+        try:
+            stopped = self._loop()
+        except (KeyboardInterrupt, SystemExit):
+            # Of several processes the others may be in another step.
+            if self._is_whole and self._step and self._accelerator.num_processes == 1:
+                self._save()
+                self._report({"step": self._step, "steps": self.steps, "stored": True})
+            raise
+        return {"step": self._step, "best": self._figure, "stopped_early": stopped and self._step < self.steps}
+
+    def _loop(self) -> bool:
+        """The steps that are left; returns whether they ended early."""
         stopped = self._is_stale()
         passes = iter(self._loader())
         while self._step < self.steps and not stopped:
@@ -215,7 +228,8 @@ class Trainer:
                 stopped = self._is_stale()
             if self._is_due("save_every") or stopped:
                 self._save()
-        return {"step": self._step, "best": self._figure, "stopped_early": stopped and self._step < self.steps}
+            self._is_whole = True
+        return stopped
 
     def _is_due(self, setting: str) -> bool:
         """Whether to do after this step what a setting says how often to do."""
@@ -255,6 +269,7 @@ class Trainer:
                 f"training.learning_rate than {self._settings.learning_rate}, or with training.precision=float32"
             )
         self._divide_gradients(weight)
+        self._is_whole = False
         norm = accelerator.clip_grad_norm_(self._module.parameters(), self._settings.clip)
         rate = float(self._schedules[0].get_last_lr()[0])
         step_all(self._optimizers)

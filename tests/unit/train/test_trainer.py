@@ -144,6 +144,29 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     )
 
 
+@pytest.mark.parametrize("stop", [3, 7])
+def test_an_interrupted_step_loses_no_other(stop: int, tmp_path: Path) -> None:
+    """Guards against slow steps since the last state that Ctrl-C throws away, and a state with half an update."""
+    passes = 0
+
+    class Interrupted(LinearObjective):
+        def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+            nonlocal passes
+            passes += 1
+            if passes == 2 * stop:  # the second pass of a step
+                raise KeyboardInterrupt
+            return super().forward(batch, progress)
+
+    whole, objective = trainer(tmp_path / "whole"), LinearObjective()
+    expected = whole.run()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "cut", objective=Interrupted()).run()
+    assert (tmp_path / "cut" / "states" / f"step-{stop - 1:08d}").is_dir()
+    assert trainer(tmp_path / "cut", objective=objective).run() == expected
+    assert torch.equal(objective.net.weight, whole._objective.net.weight)  # type: ignore[arg-type]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
 def test_early_stop(tmp_path: Path) -> None:
     """Guards against a run that trains on after held-out sequences stopped getting better, or stops at once."""
     done = trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run()
