@@ -389,9 +389,9 @@ class Model:
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
 
     def _drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
-        wanted, chosen = self.method if method is None else method, checked_budget(budget)
+        wanted, chosen = self.method if method is None else self.drafters.named(method), checked_budget(budget)
         proposer = self.proposer(wanted)
-        if chosen is None and method in (None, self.method):
+        if chosen is None and wanted == self.method:
             chosen = self._budget
         is_open = chosen is None and not proposer.needs.prices
         return proposer, own_budget(wanted) if is_open else chosen

@@ -15,7 +15,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.settings import settings_of
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.methods.catalog import parse_method
-from outpace.methods.stores import default_method
+from outpace.methods.defaults import default_method
 from outpace.models.loading.shipped import shipped, shipped_folder, shipped_for, size_of
 from tests.real.certified import assert_certified
 
@@ -57,7 +57,8 @@ def test_transitions_that_ship_are_worth_having(exact: Model) -> None:
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    ("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25), ("outpace:budget=15", 1.9)]
+    ("method", "least"),
+    [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25), ("outpace:draft=domino,budget=15", 1.9)],
 )
 def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) -> None:
     """Guards against files that ship without what was learned, read with other taps, positions or labels."""
@@ -70,8 +71,8 @@ def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) 
 def test_the_default_is_what_was_fastest(exact: Model) -> None:
     """Guards against a default that leaves what ships aside where passes are dear, and drafts with it where they are
     cheap (docs/results.md)."""
-    cheap, dear = (default_method(exact.drafters, has_kernels) for has_kernels in (True, False))
-    assert (cheap, dear) == ("outpace:draft=none", "outpace")
+    cheap, dear = (default_method(None, exact.drafters.shipment, has_kernels) for has_kernels in (True, False))
+    assert (cheap, dear) == ("outpace:draft=none", "outpace:draft=domino")
     assert parse_method(dear).drafter == "domino"
     assert exact.method == (dear if exact.target.native is None else cheap)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.api import Model
-from outpace.methods.catalog import build_proposer, parse_method
+from outpace.methods.catalog import build_proposer
 
 
 def client_environment() -> dict[str, Any]:
@@ -111,7 +111,7 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     Args:
         budget: drafted nodes of a method that does not name its own; None for the method's default.
     """
-    spec = parse_method(method)
+    spec = model.drafters.settled(method)
     context = model.drafters.context_for(spec.drafter)
     proposer = build_proposer(spec, context)
     found, options = dict(context.resolved), spec.options.model_dump()

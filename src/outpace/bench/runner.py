@@ -1,7 +1,7 @@
 """Runs methods against each other, interleaved group by group of prompts; one record per prompt and method."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outpace.api import Model
@@ -12,7 +12,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.data.workload import WorkItem, fingerprint, in_groups
 from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import parse_method
+from outpace.methods.catalog import name_of, parse_method
 from outpace.methods.stores import learns
 from outpace.models.reference import TransformersReference
 
@@ -78,7 +78,7 @@ class BenchRun:
                 f"batch_size={plan.batch_size}, with {wanted} requests in flight: the model decodes {slots} at a time; "
                 f"load it with max_num_seqs={wanted}"
             )
-        self.model, self.plan = model, plan
+        self.model, self.plan = model, replace(plan, methods=as_settled(model, plan.methods))
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
         self._proposers: list[Proposer] = []
@@ -257,6 +257,12 @@ def split_methods(text: str) -> tuple[str, ...]:
     if len(set(methods)) != len(methods):
         raise InvalidRequest(f"methods={text!r}: a method is named twice")
     return tuple(methods)
+
+
+def as_settled(model: Model, methods: Sequence[str]) -> tuple[str, ...]:
+    """Methods with what they leave to the drafters at hand, so that records and tables name it; each once."""
+    named = (method if method == TRANSFORMERS else name_of(model.drafters.named(method)) for method in methods)
+    return tuple(dict.fromkeys(named))
 
 
 def usual_methods(model: Model) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ WITHOUT_DRAFTER = (
     *(f"{name}:budget={budget}" for name in ("lookup", "recycle") for budget in (7, 15, 31)),
 )
 WITH_DRAFTER = {
-    "domino": ("outpace", "domino", "domino:shape=beam,budget=7", "domino:shape=beam,budget=15"),
+    "domino": ("outpace:draft=domino", "domino", "domino:shape=beam,budget=7", "domino:shape=beam,budget=15"),
     "lattice": ("outpace:draft=lattice", "lattice:budget=7", "lattice"),
     "dflash": ("outpace:draft=dflash", "dflash:shape=beam,budget=7", "dflash:shape=beam,budget=15"),
     "dspark": ("outpace:draft=dspark", "dspark", "dspark:shape=beam,budget=7", "dspark:shape=beam,budget=15"),

@@ -81,7 +81,6 @@ def _calibration(
     loaded: "Model", method: str, recorder: "Recorder", budget: int, temperature: float
 ) -> "Calibration | None":
     """Gates from what was recorded, and for what; None, and a note, where that is too little."""
-    from outpace.methods.catalog import parse_method
     from outpace.trees.gate_calibration import LEAST_ROUNDS, calibrated
     from outpace.trees.retrieval.warm_file import Calibration
 
@@ -92,5 +91,5 @@ def _calibration(
             f"{len(recorder.rounds)}, and drafts of 4 levels or more"
         )
         return None
-    drafter = loaded.drafters.fingerprint(parse_method(method).drafter)
+    drafter = loaded.drafters.fingerprint(loaded.drafters.settled(method).drafter)
     return Calibration(gates, drafter, budget, temperature)

@@ -15,7 +15,6 @@ from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, read_workload
 from outpace.doctor.finding import Finding, finding
 from outpace.drafters.method import LANGUAGE_MODEL
-from outpace.methods.catalog import parse_method
 from outpace.methods.stores import computed_by
 
 PROMPTS, TOKENS = "builtin:3", 48
@@ -197,7 +196,7 @@ class DrafterFacts:
 
 def drafter_of(model: Model, method: str) -> DrafterFacts | None:
     """Facts about a method's drafter; None for a method without one."""
-    spec, drafters = parse_method(method), model.drafters
+    spec, drafters = model.drafters.settled(method), model.drafters
     kind = spec.drafter
     if kind is None:
         return None

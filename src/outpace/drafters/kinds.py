@@ -90,7 +90,7 @@ _ROWS = (
         layouts=_layouts(export_domino, "domino", "sglang"),
         probe=probe_domino,
         methods=domino.METHODS,
-        default_method="outpace",
+        default_method="outpace:draft=domino",
         objective=_objective("domino"),
         serves=("dflash",),
         new="head.",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.kinds import kind_of_config, kinds
-from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint
+from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint, read_object
 from outpace.lib.errors import ModelError, first_line
 
 FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
@@ -44,6 +45,12 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:
         raise ModelError(f"{field}={name!r}: no such folder, and not found on the hub: {first_line(error)}") from error
+
+
+def kind_at(name: str) -> str:
+    """What kind of drafter a folder or hub id holds, by its config.json; a language model if it describes no net."""
+    kind = kind_of_config(read_object(locate(name, ("config.json",), "drafter") / "config.json"))
+    return LANGUAGE_MODEL if kind is None else kind.name
 
 
 def read_net(checkpoint: Checkpoint) -> nn.Module:

@@ -17,6 +17,8 @@ from outpace.lib.errors import MethodError
 
 LANGUAGE_MODEL = "draft-lm"
 """The kind of drafters that are no nets."""
+ANY = "any"
+"""In place of a kind: the drafters at hand decide."""
 
 
 def said_of(kind: str) -> str:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from outpace.core.protocols import Proposer, check_proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.kinds import KINDS, kinds
-from outpace.drafters.method import LANGUAGE_MODEL, Method
+from outpace.drafters.method import ANY, LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import Options, checked_value, first_complaint, plain, written
 from outpace.lib.checks import check_text, shown
@@ -144,8 +144,13 @@ class MethodSpec:
 
     @property
     def drafter(self) -> str | None:
-        """Kind of the drafter it drafts with; None if it needs none."""
+        """Kind of the drafter it drafts with; None if it needs none, `ANY` where that is left open."""
         return methods()[self.options.drafts_with or self.name].drafter
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the drafters at hand decide what drafts; `methods.defaults.settled` does it."""
+        return self.drafter == ANY
 
     @property
     def uses_draft_model(self) -> bool:

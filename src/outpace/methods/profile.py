@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.methods.catalog import MethodLike, MethodSpec, methods, parse_method
-from outpace.methods.stores import DrafterStore, default_method, stored_proposer
+from outpace.methods.stores import DrafterStore, stored_proposer
 from outpace.models.costs_file import identity
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
@@ -145,15 +145,15 @@ def choose(
         if profile is not None:
             try:
                 drafters = DrafterStore(name, target, codec, profile.drafter)
-                stored_proposer(parse_method(profile.method), drafters)
+                stored_proposer(drafters.settled(profile.method), drafters)
                 origin = f"from the profile of {profile.made}, {file}"
-                return Choice(profile.method, drafters, profile.drafter, origin)
+                return Choice(drafters.named(profile.method), drafters, profile.drafter, origin)
             except OutpaceError as error:  # a drafter or a file that is gone
                 _ignored(file, str(error))
     drafters = DrafterStore(name, target, codec, drafter)
     if method is not None:
-        return Choice(method, drafters, drafter, "named")
-    chosen = default_method(drafters, target.native is not None)
+        return Choice(drafters.named(method), drafters, drafter, "named")
+    chosen = drafters.default_method()
     return Choice(chosen, drafters, drafter, _origin(parse_method(chosen), drafters))
 
 

@@ -23,7 +23,8 @@ from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, build_proposer
+from outpace.methods.catalog import MethodLike, MethodSpec, build_proposer, parse_method
+from outpace.methods.defaults import default_method, settled
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
@@ -54,6 +55,7 @@ class DrafterStore:
 
     Attributes:
         shipment: what ships for the target.
+        has_kernels: whether the target's passes are one call to compiled kernels.
 
     Raises:
         ModelError: there is no such drafter, or it cannot be read.
@@ -62,6 +64,7 @@ class DrafterStore:
     def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, drafter: str | None) -> None:
         self._target, self._codec, self._drafter = target, codec, drafter
         self.shipment = shipped_for(name, target.config, codec)
+        self.has_kernels = target.native is not None
         self._named = None if drafter is None else _place_of(drafter)
         self._model: DraftModel | None = None
         self._nets: dict[str, tuple[nn.Module, str]] = {}
@@ -82,6 +85,24 @@ class DrafterStore:
         return (
             tuple({**self.shipment.drafters, LANGUAGE_MODEL: None}) if self.named_kind is None else (self.named_kind,)
         )
+
+    def default_method(self) -> str:
+        """The method to take where none is named."""
+        return default_method(self.named_kind, self.shipment, self.has_kernels)
+
+    def settled(self, method: str | MethodSpec) -> MethodSpec:
+        """A method with what it leaves to the drafters at hand."""
+        spec = parse_method(method) if isinstance(method, str) else method
+        return settled(spec, self.named_kind, self.shipment, self.has_kernels)
+
+    def named(self, method: MethodLike) -> MethodLike:
+        """A method as it was named; one that leaves something to the drafters at hand, as it is settled."""
+        if not isinstance(method, str | MethodSpec):
+            return method
+        spec = parse_method(method) if isinstance(method, str) else method
+        if (found := self.settled(spec)) is spec:
+            return method
+        return str(found) if isinstance(method, str) else found
 
     def check_kind(self, wanted: str | None, method: str, other: str) -> None:
         """Refuse a drafter that was named, and is not of the kind that a method drafts with."""
@@ -140,9 +161,13 @@ class DrafterStore:
         if place is None:
             raise InvalidRequest(
                 f"this method needs a trained drafter of kind {kind}: name its checkpoint with drafter= (--drafter), "
-                f"or make one with `outpace train {kind}`; {shipped_names()}"
+                f"or make one with `outpace train {kind}`; {self._what_ships()}"
             )
         return self._read(place)
+
+    def _what_ships(self) -> str:
+        names = [f"{self.shipment.target}/{kind}" for kind in self.shipment.drafters]
+        return f"for this model there are {', '.join(names)}" if names else f"none is for this model; {shipped_names()}"
 
     def _place(self, kind: str | None) -> Place | None:
         folder = None if kind is None else self.shipment.drafters.get(kind)
@@ -178,25 +203,8 @@ def _vocabulary_of(place: Place | None) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def default_method(drafters: DrafterStore, has_kernels: bool = False) -> str:
-    """The method to take where none is named: that of the drafter net that was named, or what is best with the drafters
-    that ship for the target, else what needs none.
-
-    Args:
-        drafters: of the target.
-        has_kernels: the target's passes are one call to compiled kernels.
-    """
-    if drafters.named_kind is not None:
-        return kinds()[drafters.named_kind].default_method
-    found = drafters.shipment
-    if has_kernels and found.default_method is not None:
-        return found.default_method
-    nets = (kind for kind in kinds().values() if kind.net is not None and kind.name in found.drafters)
-    return next((kind.default_method for kind in nets), WITHOUT_DRAFTER)
-
-
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
-    """The proposer of a method with the drafter of its kind."""
+    """The proposer of a settled method with the drafter of its kind."""
     if drafters.named_kind is not None:
         drafters.check_kind(spec.drafter, str(spec), kinds()[drafters.named_kind].default_method)
     return build_proposer(spec, drafters.context_for(spec.drafter))
@@ -221,6 +229,7 @@ class ProposerStore:
 
     def get(self, spec: MethodSpec) -> Proposer:
         """The proposer of a method, built if there is none."""
+        spec = self._drafters.settled(spec)
         with self._building:  # by one thread, or a draft model would be read twice
             proposer = self._alive.get(spec, self._recent.get(spec))
             if proposer is None:

@@ -14,7 +14,7 @@ from outpace.drafters.draft_lm.methods import LINEAR
 from outpace.drafters.dspark.methods import DSPARK
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.lattice.methods import BEST, LATTICE
-from outpace.drafters.method import Method
+from outpace.drafters.method import ANY, Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
 from outpace.trees.proposer import EmptyDraft
@@ -34,9 +34,10 @@ _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
 class OutpaceOptions(MatrixOptions, Options):
     """Options of the union. With matrix=private, requests learn acceptance rates for themselves, too."""
 
-    draft: Literal["domino", "lattice", "dflash", "dflash2", "dspark", "eagle3", "linear", "none"] = Field(
-        default="domino",
-        description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth",
+    draft: Literal["domino", "lattice", "dflash", "dflash2", "dspark", "eagle3", "linear", "none"] | None = Field(
+        default=None,
+        description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth; by "
+        "default as where no method is named: the drafter that was given, or what is best of those that ship",
     )
     draft_budget: int = Field(default=15, ge=1, le=MAX_BUDGET, description="nodes that it drafts at most")
     depth: int | None = Field(
@@ -103,7 +104,7 @@ class OutpaceOptions(MatrixOptions, Options):
         return self.budget is None if self.priced is None else self.priced
 
     @property
-    def drafts_with(self) -> str:
+    def drafts_with(self) -> str | None:
         return "plain" if self.draft == "none" else self.draft
 
 
@@ -140,6 +141,7 @@ def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Propos
         given |= {"shape": "beam", "depth": options.depth or 3, "beam": options.beam, "breadth": options.beam}
     if options.noise and options.draft != "lattice":
         given["calibration"] = "off"  # prices of its own weigh keyed scores
+    assert options.draft is not None, "settled before"
     draft = DRAFTS[options.draft]
     drafting = draft.options.model_validate(given)
     context.resolved["draft_options"] = drafting.model_dump()
@@ -151,7 +153,7 @@ METHODS = {
         _outpace,
         "the union: drafts, transitions and matches, the likeliest first",
         OutpaceOptions,
-        "domino",
-        "a drafter of kind domino, or what draft= names; nothing with draft=none",
+        ANY,
+        "a drafter, by default the best at hand; nothing with draft=none",
     ),
 }

@@ -35,6 +35,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
+from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -42,8 +43,10 @@ from outpace.lib.checks import check_flags, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodSpec, build_proposer, parse_method
+from outpace.methods.defaults import settled
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
+from outpace.models.loading.shipped import Shipment
 from outpace.models.target import TransformersTarget
 
 
@@ -77,6 +80,7 @@ def custom_generate(
         UnsupportedModel: from `generate`: a model that cannot be decoded losslessly.
     """
     spec = method if isinstance(method, MethodSpec) else parse_method(method)
+    spec = settled(spec, None if drafter is None else LANGUAGE_MODEL, Shipment())
     if drafter is not None and not spec.uses_draft_model:
         raise InvalidRequest(f"drafter={type(drafter).__name__}: method {shown(method)} uses no draft model")
     if not isinstance(drafter, PreTrainedModel | None):

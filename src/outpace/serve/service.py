@@ -41,7 +41,7 @@ class MethodNames:
         """A method's canonical name and its proposer, built at its first request."""
         if name is None or name == self.default:
             return self.default, self._model.proposer(self._model.method)
-        spec = parse_method(name)
+        spec = self._model.drafters.settled(name)
         default: MethodLike = self._model.method
         if spec == (parse_method(default) if isinstance(default, str) else default):
             return self.default, self._model.proposer(default)

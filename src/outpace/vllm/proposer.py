@@ -57,7 +57,7 @@ class MethodProposer:
         text = self._settings.method or self.method
         if text is None:
             raise InvalidRequest('name a method: additional_config={"outpace": {"method": "..."}}')
-        self._spec = linear_method(text)
+        self._spec = linear_method(text, self._settings.drafter)
         check_drafts(vllm_config.speculative_config.num_speculative_tokens, "num_speculative_tokens")
         check_parallel(vllm_config)
         check_host()

@@ -6,9 +6,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outpace.budget.costs import LEAST_GAIN
+from outpace.drafters.load import kind_at
 from outpace.drafters.options import first_complaint
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodSpec, parse_method
+from outpace.methods.defaults import settled
+from outpace.models.loading.shipped import Shipment, find_drafter
 
 KEY = "outpace"
 MOST_DRAFTS = 128
@@ -59,9 +62,11 @@ def read_settings(additional_config: Any) -> ProposerSettings:
         raise InvalidRequest(f"additional_config[{KEY!r}]: {first_complaint(error)}") from error
 
 
-def linear_method(text: str) -> MethodSpec:
-    """A method that has a linear form."""
+def linear_method(text: str, drafter: str | None) -> MethodSpec:
+    """A method that has a linear form, with what it leaves to the drafter that was named, if any."""
     spec = parse_method(text)
+    if spec.is_open:
+        spec = settled(spec, None if drafter is None else kind_at(find_drafter(drafter)), Shipment())
     reason = REFUSED.get(spec.name) or (_ELSEWHERE if spec.uses_draft_model else None)
     if reason is not None:
         raise InvalidRequest(f"method={text!r} cannot draft inside vLLM: {reason}")

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from outpace.drafters.kinds import KINDS, kind_of_config, kinds
-from outpace.drafters.load import FILES, locate
-from outpace.drafters.method import LANGUAGE_MODEL, said_of
+from outpace.drafters.kinds import KINDS, kinds
+from outpace.drafters.load import FILES, kind_at, locate
+from outpace.drafters.method import said_of
 from outpace.drafters.ranked_vocabulary import FILE_NAME as VOCABULARY
 from outpace.lib.checkpoint import read_object
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.int8 import is_quantized
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
+from outpace.methods.defaults import settled
 from outpace.models.export import export, export_draft, export_drafter
 from outpace.models.loading.config import is_bare, read_config
 from outpace.models.loading.registry import resolve
@@ -43,6 +44,8 @@ def speculation(
     named = None if drafter is None else find_drafter(drafter)
     shipment = shipped_for(model)
     spec = parse_method(method or _method_for(shipment, named))
+    if spec.is_open:
+        spec = settled(spec, None if named is None else kind_at(named), shipment)
     if budget is not None and spec.budget is not None:
         raise InvalidRequest(f"budget={budget} and method={str(spec)!r} were both given: leave one of them out")
     tokens = spec.budget if budget is None else budget
@@ -53,7 +56,7 @@ def speculation(
     if spec.name == "lookup":
         return {"method": "ngram", "num_speculative_tokens": tokens or CONTINUATION, **LOOKUP}, None
     if found is None or spec.name not in MODELS or not _is_chain(spec):
-        linear_method(str(spec))
+        linear_method(str(spec), found)
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
         given = {"method": str(spec), "drafter": found, "transitions": shipment.transitions}
         return config, {KEY: {name: str(value) for name, value in given.items() if value is not None}}
@@ -74,7 +77,7 @@ def _method_for(shipment: Shipment, drafter: str | None) -> str:
     if drafter is None:
         nets = (name for name, kind in MODELS.items() if kind.name in shipment.drafters and kind.net)
         return next(nets, WITHOUT_DRAFTER)
-    kind = _kind_of(drafter)
+    kind = kind_at(drafter)
     if kinds()[kind].vllm is None:
         raise InvalidRequest(f"drafter={drafter!r} is {said_of(kind)}: name a method that drafts with one")
     return next(iter(kinds()[kind].methods))
@@ -93,21 +96,15 @@ def _drafter_for(spec: MethodSpec, shipment: Shipment, named: str | None) -> str
                 f"method={str(spec)!r}: needs {said_of(wanted)}: name it with --drafter; {shipped_names()}"
             )
         return str(shipment.drafters[wanted])
-    if spec.name in MODELS and _kind_of(named) != wanted:
+    if spec.name in MODELS and kind_at(named) != wanted:
         raise InvalidRequest(
-            f"drafter={named!r} is {said_of(_kind_of(named))}, and method {spec.name!r} needs {said_of(wanted)} in vLLM"
+            f"drafter={named!r} is {said_of(kind_at(named))}, and method {spec.name!r} needs {said_of(wanted)} in vLLM"
         )
     return named
 
 
 def _config_of(drafter: str) -> dict[str, Any]:
     return read_object(locate(drafter, ("config.json",), "drafter") / "config.json")
-
-
-def _kind_of(drafter: str) -> str:
-    """What a drafter's config.json describes."""
-    kind = kind_of_config(_config_of(drafter))
-    return LANGUAGE_MODEL if kind is None else kind.name
 
 
 def _is_chain(spec: MethodSpec) -> bool:

@@ -106,8 +106,14 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
         assert shipped_for("tiny").transitions == file
         assert tuple(shipped_for("tiny").drafters) == KINDS
         model = load("tiny")
-        begun = "outpace:draft=none", "outpace", "outpace:warm=shipped", "recycle:warm=shipped", "graft:warm=shipped"
-        for method in (*begun, "outpace:warm=none", "recycle", "recycle:warm=none", "graft"):
+        begun = (
+            "outpace:draft=none",
+            "outpace:draft=domino",
+            "outpace:draft=dflash,warm=shipped",
+            "recycle:warm=shipped",
+            "graft:warm=shipped",
+        )
+        for method in (*begun, "outpace:draft=domino,warm=none", "recycle", "recycle:warm=none", "graft"):
             learned = matrix_of(model.proposer(method))
             assert learned is not None
             tokens = learned.rows().tokens.tolist()
@@ -139,9 +145,8 @@ def test_a_drafter_that_is_named_is_used_without_a_method(drafters: Path) -> Non
     """Guards against a drafter that is loaded and left aside, and one that is asked for what another kind drafts."""
     draft_of = {"domino": "domino", "dflash": "dflash", "eagle3": "eagle3", "draft-lm": "linear"}
     for kind, draft in draft_of.items():
-        method = "outpace" if draft == "domino" else f"outpace:draft={draft}"
         model = load("tiny", drafter=str(drafters / kind))
-        assert model.method == method
+        assert model.method == f"outpace:draft={draft}"
         assert len(drafted(model))
         passes = [model.generate(prompt, max_new_tokens=16, budget=8).metrics.draft_passes for prompt in PROMPTS]
         assert sum(passes) > 0
@@ -156,7 +161,7 @@ def test_every_copy_of_a_model_finds_its_drafters(drafters: Path, tmp_path: Path
     model = load(str(copy))
     assert (model.drafters.shipment.target, model.method) == (
         "tiny",
-        "outpace:draft=none" if loaded_kernels() else "outpace",
+        "outpace:draft=none" if loaded_kernels() else "outpace:draft=domino",
     )
     assert len(drafted(model, "domino"))
     named = copytree(copy, tmp_path / "other")
@@ -190,9 +195,15 @@ def test_a_gguf_file_finds_its_drafters_by_its_metadata(
 def test_a_model_that_nothing_ships_for_is_told_how_to_get_a_drafter(tmp_path: Path) -> None:
     """Guards against an error without a way out."""
     folder = str(save_tiny_model(tmp_path / "other", max_position_embeddings=2048))
-    complaint = "needs a trained drafter of kind {0}: name its checkpoint.*`outpace train {0}`; shipped are tiny/dflash"
-    for target, method in ((folder, "domino"), ("tiny", "medusa")):
-        with pytest.raises(InvalidRequest, match=complaint.format(method)):
+    complaint = "needs a trained drafter of kind {0}: name its checkpoint.*`outpace train {0}`; {1} tiny/dflash"
+    ours, others = "for this model there are", "none is for this model; shipped are"
+    for target, method, kind, what in (
+        (folder, "domino", "domino", others),
+        ("tiny", "medusa", "medusa", ours),
+        (folder, "outpace:draft=eagle3", "eagle3", others),
+        ("tiny", "outpace:draft=lattice", "lattice", ours),
+    ):
+        with pytest.raises(InvalidRequest, match=complaint.format(kind, what)):
             load(target, method)
     assert load(folder, "linear").drafters.language_model().config.num_hidden_layers == 2, "early exit"
 
@@ -203,20 +214,20 @@ def test_the_best_method_that_ships_is_the_default(
 ) -> None:
     """Guards against a default whose drafter is not there, drafters that nobody uses, and a choice that nobody sees."""
     model = load("tiny")
-    assert (model.method, model.method_from) == ("outpace", "the default, with tiny/domino, which ship")
+    assert (model.method, model.method_from) == ("outpace:draft=domino", "the default, with tiny/domino, which ship")
     assert len(drafted(model))
     few = tmp_path / "few"
     copytree(drafters / "eagle3", few / "tiny" / "eagle3")
     (few / "tiny" / "target.json").write_bytes((drafters / "target.json").read_bytes())
     for folder, method in ((few, "outpace:draft=eagle3"), (tmp_path / "none", "outpace:draft=none")):
         install(monkeypatch, root, folder)
-        assert load("tiny").method == method
+        assert load("tiny").method == load("tiny", "outpace").method == method
     with pytest.raises(InvalidRequest, match="no drafter ships with this installation"):
         load("tiny", "domino")
 
 
 @needs_kernels
-@pytest.mark.parametrize(("stated", "method"), [(None, "outpace"), ("domino:budget=3", "domino:budget=3")])
+@pytest.mark.parametrize(("stated", "method"), [(None, "outpace:draft=domino"), ("domino:budget=3", "domino:budget=3")])
 def test_kernels_have_a_default_of_their_own(
     stated: str | None, method: str, root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +236,9 @@ def test_kernels_have_a_default_of_their_own(
     copytree(drafters, tmp_path / "drafters" / "tiny")
     describe(tmp_path / "drafters" / "tiny", root / "home" / "models" / "tiny", default_method=stated)
     install(monkeypatch, root, tmp_path / "drafters")
-    assert load("tiny").method == method
+    model = load("tiny")
+    assert model.method == method
+    assert load("tiny", "outpace").method == "outpace:draft=domino", "with what the default drafts with"
 
 
 @pytest.mark.parametrize("method", ["eagle3", "fr-spec", "linear", "dynatree"])

@@ -73,7 +73,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
         "lattice:shape=chain",
         "lattice:budget=9,depth=3,retrieve=suffix,reserved=0.3",
         "outpace:draft=lattice,budget=12",
-        "outpace:budget=12",
+        "outpace:draft=domino,budget=12",
         "outpace:draft=eagle3,budget=12,beam=3,depth=2,draft_budget=5",
         "outpace:draft=dflash,budget=12,retrieve=none,noise=false",
         "outpace:draft=eagle3,budget=12,skip_draft_above=0.7,matrix=private",
@@ -168,7 +168,18 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "method",
-    ["fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree", "outpace:retrieve=none"],
+    [
+        "fr-spec",
+        "eagle3",
+        "dart",
+        "medusa",
+        "dflash",
+        "domino",
+        "linear",
+        "fixed",
+        "dynatree",
+        "outpace:draft=domino,retrieve=none",
+    ],
 )
 def test_frequent_tokens_alone_are_drafted(
     method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
@@ -208,12 +219,11 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
     wanted = {"linear": "a language model"} | {kind: f"a drafter of kind {kind}" for kind in drafters}
-    wanted |= {f"outpace:draft={kind}": f"a drafter of kind {kind}" for kind in ("dflash", "eagle3", "lattice")}
-    wanted |= {"outpace": wanted["domino"], "samd:draft=eagle3": wanted["eagle3"], "graft-dflash": wanted["dflash"]}
+    union = ("domino", "dflash", "eagle3", "lattice")
+    wanted |= {f"outpace:draft={kind}": f"a drafter of kind {kind}" for kind in union}
+    wanted |= {"samd:draft=eagle3": wanted["eagle3"], "graft-dflash": wanted["dflash"]}
     wanted |= {"graft": wanted["eagle3"], "fixed": wanted["linear"]}
-    remedy = {"dflash": "outpace:draft=dflash", "eagle3": "outpace:draft=eagle3", "domino": "outpace"}
-    remedy |= {"lattice": "outpace:draft=lattice"}
-    remedy |= {"language": "outpace:draft=linear"}
+    remedy = {kind: f"outpace:draft={kind}" for kind in union} | {"language": "outpace:draft=linear"}
     for kind, drafter in (*drafters.items(), ("language", target)):
         model = outpace.load(str(target), "plain", drafter=str(drafter), dtype="float32", device="cpu")
         named = "a language model" if kind == "language" else f"a drafter of kind {kind}"
@@ -231,6 +241,25 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
         outpace.load(str(target), "domino", dtype="float32", device="cpu")
     with pytest.raises(InvalidRequest, match="is a language model, and method 'eagle3' needs a drafter of kind eagle3"):
         outpace.load(str(target), "eagle3", drafter="early-exit:1", dtype="float32", device="cpu")
+
+
+def test_the_union_drafts_with_what_was_given(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a union that wants Domino whatever drafter it gets, and one that leaves a drafter aside."""
+
+    def load(method: str, drafter: Path | None) -> outpace.Model:
+        named = None if drafter is None else str(drafter)
+        return outpace.load(str(target), method, drafter=named, dtype="float32", device="cpu")
+
+    for kind in ("domino", "dflash", "eagle3", "lattice"):
+        model = load("outpace:budget=9", drafters[kind])
+        assert model.method_name == f"outpace:budget=9,draft={kind}"
+        assert model.proposer("outpace:budget=9") is model.proposer(model.method), "one, under both names"
+    assert load("outpace", target).method_name == "outpace:draft=linear"
+    assert load("outpace", None).method_name == "outpace:draft=none"
+    with pytest.raises(InvalidRequest, match=r"is a drafter of kind medusa, .* draft with this one by method 'medusa'"):
+        load("outpace", drafters["medusa"])
+    with pytest.raises(InvalidRequest, match="depth=2: does nothing with draft=none; choose a draft"):
+        load("outpace:depth=2", None)
 
 
 def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:

@@ -12,7 +12,6 @@ from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.stores import matrix_of
-from outpace.methods.union import OutpaceOptions
 from outpace.testing import ToyTarget, decode
 from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
@@ -121,7 +120,7 @@ def test_options_that_cannot_be_are_refused() -> None:
     """Guards against options that are read as something else, and drafters of another kind than is drafted with."""
     for draft in ("domino", "dflash", "lattice", "eagle3"):
         assert parse_method(f"outpace:draft={draft}").drafter == draft
-    assert parse_method("outpace").drafter == OutpaceOptions().draft
+    assert parse_method("outpace").is_open
     for option in (
         "draft=medusa", "draft_budget=0", "draft_budget=99999", "depth=0", "depth=65", "beam=0", "retrieve=all",
         "min_prob=1", "min_prob=-0.1", "skip_draft_above=-1", "matrix=ours", "budget=-1", "depth=2,draft=none",
