@@ -202,7 +202,8 @@ def test_records_have_the_options_that_were_in_effect(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against rows that cannot be made again: `outpace` recorded warm=None where it began with the transitions
-    that ship, and a tree's depth, budget and vocabulary were those of whoever read the record."""
+    that ship, and a tree's depth, budget and vocabulary were those of whoever read the record; and against one method
+    under two names."""
     folder = save_tiny_model(tmp_path_factory.mktemp("target"), eos_token_id=None, max_position_embeddings=2048)
     drafter = write_drafters(tmp_path)["eagle3"]
     save_vocabulary(drafter / "vocabulary.safetensors", torch.arange(0, 264, 2), 264)
@@ -210,10 +211,11 @@ def test_records_have_the_options_that_were_in_effect(
     save_matrix(transitions, TransitionMatrix(264, torch.device("cpu"), context=2))
     monkeypatch.setattr(stores, "shipped_for", lambda *target: Shipment("tiny", transitions=transitions))
     model = outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, drafter=str(drafter))
-    names = ("plain", "outpace:draft=eagle3", "eagle3", "graft:as=paper,budget=7", "samd")
+    names = ("plain", "outpace", "outpace:draft=eagle3", "eagle3", "graft:as=paper,budget=7", "samd")
     records = BenchRun(model, plan(methods=names, items=ITEMS[:2], batch_size=1, budget=None)).records()
     found: dict[str, dict[str, Any]] = {record["method"]: record["options"] for record in records}
     assert json.loads(json.dumps(found))
+    assert len(records) == 2 * 5
 
     def of(file: Path) -> dict[str, str]:
         return {"name": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}

@@ -239,8 +239,8 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
 
 
 def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
-    """Guards against codes that vLLM would load as weights, a list of tensors that are not there, and a drafter that
-    drafts other ids than here."""
+    """Guards against codes that vLLM would load as weights, a list of tensors that are not there, a drafter that drafts
+    other ids than here, and a union that asks for Domino where there is none."""
     drafter, ids = tmp_path / "domino", torch.arange(0, 264, 2)
     made = random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))).bfloat16()
     write_checkpoint(drafter, *export_domino(made, "domino", ids=ids))
@@ -252,6 +252,10 @@ def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
     plain = Path(found["model"])
     assert plain != drafter
     assert found["num_speculative_tokens"] == BLOCK["block_size"] - 1
+    union = speculation(model, "outpace", str(drafter), None, tmp_path / "exports")[1]
+    assert union == {"outpace": {"method": "outpace:draft=domino", "drafter": str(drafter)}}
+    none = speculation(model, "outpace", None, None, tmp_path / "exports")[1]
+    assert none == {"outpace": {"method": "outpace:draft=none"}}
     tensors, listed = load_file(plain / WEIGHTS), json.loads((plain / INDEX).read_text())["weight_map"]
     assert set(tensors) == set(listed)
     assert {one.dtype for one in tensors.values() if one.is_floating_point()} == {torch.bfloat16}
