@@ -191,7 +191,7 @@ class Latency:
         outputs = net.block(rows, positions, attend)
         captured = NetPass(slots, lambda where, attend, *rows: (net.block(*rows, where, attend),), sights)
         return {
-            "context": self._clock.times(lambda: list(net.context(kept, at))),
+            "context": self._clock.times(lambda: list(net.context(net.fuse(kept), at))),
             "block": self._clock.times(lambda: net.block(rows, positions, attend)),
             "block_in_the_engine": self._net_pass(slots, captured, parts, rows),
             "lm_head": self._clock.times(lambda: target.head.scores(outputs[batch:])),

@@ -159,22 +159,26 @@ class CompiledLayers:
         positions: Tensor,
         segments: Sequence[Segment],
         kv: SlotKV,
-    ) -> None:
+    ) -> Tensor:
         """Write the keys and values that a block drafter's layers make of the target's features (cpp/context.h).
-        Python reference: `drafters.dflash.net.DFlashNet.context`.
+        Python reference: `drafters.dflash.net.DFlashNet.fuse` and `context`.
 
         Args:
             features: [T, columns of fc] float32, contiguous.
             fc: the product that fuses them.
             norm: address of the weight of the norm after it.
             positions, segments, kv: as of `run`.
+
+        Returns:
+            [T, H] the fused rows.
         """
         assert features.shape[1] == fc.inputs, "features must have as many columns as fc"
-        space = torch.empty(len(features), self.hidden)
-        one, kept = _pass_of(space, positions, segments, kv)
+        fused = torch.empty(len(features), self.hidden)
+        one, kept = _pass_of(fused, positions, segments, kv)
         given = ctypes.byref(fc), ctypes.c_void_p(norm), ctypes.c_void_p(features.data_ptr())
         call("context", ctypes.byref(self.decoder), *given, ctypes.byref(one), threads())
         del kept
+        return fused
 
 
 def _pass_of(

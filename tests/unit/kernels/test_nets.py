@@ -52,7 +52,7 @@ def file_context(net: DFlashNet, slots: NetSlots, features: Tensor, parts: Seque
     sizes = [part.count for part in parts]
     layers = [
         list(zip(keys.split(sizes), values.split(sizes), strict=True))
-        for keys, values in net.context(features, slots.positions(parts))
+        for keys, values in net.context(net.fuse(features), slots.positions(parts))
     ]
     for index, part in enumerate(parts):
         slots.append(part.slot, [layer[index] for layer in layers])

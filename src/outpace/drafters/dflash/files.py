@@ -194,9 +194,9 @@ def probe_dflash(net: DFlashNet, random: Random) -> list[Tensor]:
     """Outputs for random inputs, which conversion compares."""
     config = net.config
     features = random(ROWS, len(config.target_layer_ids) * config.target_hidden_size)
-    context = net.context(features, torch.arange(ROWS))
+    context = net.context(net.fuse(features), torch.arange(ROWS))
     before = random(1, features.shape[1])
-    rows = net.start(random(1, config.block_size, config.hidden_size), lambda: before)[0]
+    rows = net.start(random(1, config.block_size, config.hidden_size), net.fuse(before))[0]
     positions = ROWS + torch.arange(config.block_size)
     seen = torch.arange(ROWS + config.block_size)
 

@@ -66,13 +66,15 @@ class CompiledBlock:
         self.layers.run(rows, self._slots.positions(parts), self._slots.segments(parts), self._slots.kv)
         return rows.to(self._dtype)
 
-    def absorb(self, features: Tensor, parts: Sequence[Rows]) -> None:
-        """Write and commit the context of the parts' rows, from the target's features [T, taps * H]."""
+    def absorb(self, features: Tensor, parts: Sequence[Rows]) -> Tensor:
+        """Write and commit the context of the parts' rows, from the target's features [T, taps * H]. Returns the fused
+        rows [T, H] float32."""
         slots, rows = self._slots, features.float().contiguous()
         where = slots.positions(parts), slots.segments(parts), slots.kv
-        self.layers.file_context(rows, self._fc, self._context_norm, *where)
+        fused = self.layers.file_context(rows, self._fc, self._context_norm, *where)
         for part in parts:
             slots.kv.commit([part.slot], [range(part.count)])
+        return fused
 
 
 @torch.inference_mode()
@@ -84,7 +86,7 @@ def _compare(net: DFlashNet, block: CompiledBlock, slots: NetSlots) -> None:
     embeddings = torch.randn(1, config.hidden_size, generator=generator)
     fresh, one = net.norm.weight.dtype, [Rows(0, 1, torch.arange(1))]
     sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
-    slots.append(0, net.context(features.to(fresh), slots.positions(rows)))
+    slots.append(0, net.context(net.fuse(features.to(fresh)), slots.positions(rows)))
     expected = net.block(embeddings.to(fresh), slots.positions(one), slots.attention(one, sights))
     slots.kv.truncate(0, 0)
     block.absorb(features.to(fresh), rows)

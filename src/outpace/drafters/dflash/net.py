@@ -5,7 +5,7 @@ them into keys and values once; the block of [last committed token, MASK, MASK, 
 and the target's LM head reads its outputs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -159,33 +159,26 @@ class DFlashNet(nn.Module):
             assert isinstance(layer, DFlashLayer)
             yield index, layer
 
-    def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of committed positions, the same for every later block.
+    def fuse(self, features: Tensor) -> Tensor:
+        """Committed positions as normed rows [T, H], which pass no `input_layernorm`: all layers project the same ones
+        (DFlash, target context). `features`: [T, taps * target_hidden_size], the target's hidden states at
+        `config.taps`, concatenated."""
+        rows: Tensor = self.hidden_norm(self.fc(features))
+        return rows
 
-        The features pass no `input_layernorm`: all layers project the same normed rows (DFlash, target context).
+    def context(self, fused: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [T, kv_heads, D] of each layer for committed positions [T], the same for every later block.
+        `fused`: as `fuse` makes them."""
+        return [layer.self_attn.keys_values(fused, positions, self.rotary) for _, layer in self.each_layer()]
 
-        Args:
-            features: [T, taps * target_hidden_size], the target's hidden states at `config.taps`, concatenated.
-            positions: [T], absolute.
-
-        Returns:
-            For each layer a key and a value, [T, kv_heads, D] both.
-        """
-        rows = self.hidden_norm(self.fc(features))  # [T, H]
-        return [layer.self_attn.keys_values(rows, positions, self.rotary) for _, layer in self.each_layer()]
-
-    def start(self, embeddings: Tensor, features: Callable[[], Tensor]) -> Tensor:
-        """The rows that blocks start from: for DFlash the embeddings alone.
+    def start(self, embeddings: Tensor, before: Tensor) -> Tensor:
+        """The rows [A, B, H] that blocks start from: for DFlash the embeddings alone.
 
         Args:
             embeddings: [A, B, H], the target's, of anchors and masks.
-            features: gives those of the position before each anchor, [A, taps * target_hidden_size] in the net's dtype;
-                zeros where they are not known.
-
-        Returns:
-            [A, B, H].
+            before: [A, H] the fused row of the position before each anchor; zeros where it is not known.
         """
-        del features
+        del before
         return embeddings
 
     def block(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -206,7 +206,7 @@ def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: A
     tokens = torch.full((len(anchors), size), config.mask_token_id, device=device)
     tokens[:, 0] = batch.ids[anchors.rows, anchors.positions]
     positions = anchors.positions[:, None] + torch.arange(size, device=device)  # [A, B]
-    contexts = _contexts(net, batch, anchors)
+    contexts, before = _contexts(net, batch, anchors)
     visible = {layer: _visible(config, layer).to(device) for layer in range(config.layers)}
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -214,26 +214,27 @@ def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: A
         query, key, value = (rows.to(value.dtype).unflatten(0, (-1, size)) for rows in (query, key, value))
         return contexts[layer](query, key, value, visible[layer], config.window(layer)).flatten(0, 1)
 
-    def before() -> Tensor:  # a prompt is never empty, so a position is before each anchor
-        return batch.features[anchors.rows, anchors.positions - 1, : net.fc.in_features].to(weight.dtype)
-
     rows = net.start(target.embed(tokens).to(weight.dtype), before).flatten(0, 1)
     outputs: Tensor = net.block(rows, positions.flatten(), attend).unflatten(0, (-1, size))
     return outputs
 
 
-def _contexts(net: DFlashNet, batch: Batch, anchors: Anchors) -> list[ChainAttention]:
-    """Attention of each layer over the positions strictly before the anchors."""
+def _contexts(net: DFlashNet, batch: Batch, anchors: Anchors) -> tuple[list[ChainAttention], Tensor]:
+    """Attention of each layer over the positions strictly before the anchors, and the fused row [A, H] of the position
+    before each, which only a sequence's first token does not have."""
     rows, sequences = torch.unique(anchors.rows, return_inverse=True)  # [S], [A]
     length = int(anchors.positions.max())
     width = net.fc.in_features  # features of the labels may follow those that the net reads
     features = batch.features[rows, :length, :width].flatten(0, 1).to(net.norm.weight.dtype)  # [S * length, taps * H]
     positions = torch.arange(length, device=rows.device).repeat(len(rows))
-    shape = (len(rows), length)
-    return [
+    shape, fused = (len(rows), length), net.fuse(features)
+    contexts = [
         ChainAttention(key.to(value.dtype).unflatten(0, shape), value.unflatten(0, shape), sequences, anchors.positions)
-        for key, value in net.context(features, positions)
+        for key, value in net.context(fused, positions)
     ]
+    if not length:
+        return contexts, fused.new_zeros(len(anchors), fused.shape[1])
+    return contexts, fused[(sequences * length + anchors.positions - 1).clamp(min=0)]
 
 
 def _visible(config: DFlashConfig, layer: int) -> Tensor:

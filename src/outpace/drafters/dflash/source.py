@@ -31,7 +31,7 @@ class BlockState(SlotState):
         base: [D, K] float32 base logits by depth.
         paths: drafted tokens down to each of them, kept only for requests with processors.
         waiting: [n, taps * H] features of committed positions that are not yet context.
-        latest: [1, taps * H] those of the last committed position; zeros where they are not known.
+        fused: [1, H] the net's row of the last committed position; zeros where it is not known.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
         pool: [M] ids of the columns of `base`, if they differ from those of the head (Domino).
         rows: [M, r] of Domino's W2, the pool's.
@@ -46,7 +46,7 @@ class BlockState(SlotState):
     paths: list[list[int]] = field(default_factory=list)
     waiting: list[Tensor] = field(default_factory=list)
     waiting_rows: int = 0
-    latest: Tensor = field(default_factory=lambda: torch.empty(0))
+    fused: Tensor = field(default_factory=lambda: torch.empty(0))
     is_beyond: bool = False
     pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -125,13 +125,13 @@ class BlockSource(BaseSource):
         self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
         self._scores = own_scores_of(head, self._device)
         self.depth = depth or config.drafts_per_block()
-        self._unknown = torch.zeros(1, len(config.taps) * config.target_hidden_size, device=self._device)
-        positions = [config.draft_step(step).position for step in range(1, self.depth + 1)]
-        self._positions = torch.tensor(positions, device=self._device)
+        self._unknown = torch.zeros(1, config.hidden_size, device=self._device)
+        first = config.draft_step(1).position
+        self._drafting = slice(first, first + self.depth)  # rows of a block
 
     def open(self, slot: int, alone: bool = False) -> BlockState:
         self.slots.kv.truncate(slot, 0)
-        return BlockState(slot, latest=self._unknown)
+        return BlockState(slot, fused=self._unknown)
 
     def can_fork(self, own: bool) -> bool:
         return own
@@ -147,7 +147,7 @@ class BlockSource(BaseSource):
         missing = length - self.slots.kv.lengths[state.slot]
         state.waiting = [torch.cat(state.waiting)[:missing]] if missing and state.waiting else []
         state.waiting_rows = sum(map(len, state.waiting))
-        state.latest = state.waiting[0][-1:] if state.waiting_rows else self._unknown
+        state.fused = self._unknown
         state.is_beyond = state.waiting_rows < missing
 
     def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
@@ -169,7 +169,6 @@ class BlockSource(BaseSource):
             if not state.is_beyond:
                 state.waiting.append(rows)
                 state.waiting_rows = count
-                state.latest = rows[-1:] if len(rows) else state.latest
             if count >= _WAITING:
                 many.append(state)
         self._absorb(many)
@@ -182,19 +181,19 @@ class BlockSource(BaseSource):
             return
         waiting = [torch.cat(state.waiting) for state in states]
         parts = [Rows(state.slot, len(own), torch.arange(len(own))) for state, own in zip(states, waiting, strict=True)]
-        rows = torch.cat(waiting).to(self.net.norm.weight)
+        rows, sizes = torch.cat(waiting).to(self.net.norm.weight), [part.count for part in parts]
         if self._native is not None:
-            self._native.absorb(rows, parts)
+            fused = self._native.absorb(rows, parts)
         else:
-            sizes = [part.count for part in parts]
+            fused = self.net.fuse(rows)
             layers = [
                 list(zip(keys.split(sizes), values.split(sizes), strict=True))
-                for keys, values in self.net.context(rows, self.slots.positions(parts).to(self._device))
+                for keys, values in self.net.context(fused, self.slots.positions(parts).to(self._device))
             ]
             for index, part in enumerate(parts):
                 self.slots.append(part.slot, [layer[index] for layer in layers])
-        for state in states:
-            state.waiting, state.waiting_rows = [], 0
+        for state, own in zip(states, fused.split(sizes), strict=True):
+            state.waiting, state.waiting_rows, state.fused = [], 0, own[-1:].clone()  # no view that keeps all rows
 
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
@@ -241,24 +240,25 @@ class BlockSource(BaseSource):
     @torch.inference_mode()
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
         """Draft a block for every request."""
-        for state, rows, logits in zip(states, *self._block(states, pending), strict=True):
+        for state, rows, logits in zip(states, *self._block(states, self._embedded(pending)), strict=True):
             self._take_block(state, rows, logits)
 
+    def _embedded(self, pending: Tensor) -> Tensor:
+        """[R, B, H] embeddings of blocks [pending, MASK, ...]."""
+        config = self.net.config
+        tokens = torch.full((len(pending), config.block_size), config.mask_token_id, device=self._device)
+        tokens[:, 0] = pending
+        return self._embed(tokens)
+
     @torch.inference_mode()
-    def _block(self, states: Sequence[BlockState], pending: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass over [pending, MASK, ...] of every request, one product with the LM head. Returns outputs [R, D, H]
-        and base logits [R, D, K]."""
-        config, size = self.net.config, self.net.config.block_size
-        tokens = torch.full((len(states), size), config.mask_token_id, device=self._device)
-        tokens[:, 0] = pending.to(self._device)
+    def _block(self, states: Sequence[BlockState], embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass over the embedded blocks [R, B, H], one product with the LM head. Returns outputs [R, D, H] and base
+        logits [R, D, K]."""
+        size = self.net.config.block_size
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
-
-        def latest() -> Tensor:
-            return torch.cat([state.latest.to(self.net.norm.weight) for state in states])
-
-        embedded = self.net.start(self._embed(tokens), latest).flatten(0, 1)  # [R * B, H]
-        outputs = self._pass(parts, embedded)[0] if self._native is None else self._native.block(embedded, parts)
-        wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
+        rows = self.net.start(embedded, torch.cat([state.fused for state in states])).flatten(0, 1)  # [R * B, H]
+        outputs = self._pass(parts, rows)[0] if self._native is None else self._native.block(rows, parts)
+        wanted = outputs.unflatten(0, (-1, size))[:, self._drafting]  # [R, D, H]
         return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))
 
     def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:

@@ -14,8 +14,6 @@ depth t and one further entry for all other ids, whose score is the logsumexp of
 of every path through the lattice is known without another pass.
 """
 
-from collections.abc import Callable
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -92,9 +90,8 @@ class LatticeNet(DFlashNet):
         self.pair_head = PairHead(config)
         fill_with_nan(self)
 
-    def start(self, embeddings: Tensor, features: Callable[[], Tensor]) -> Tensor:
+    def start(self, embeddings: Tensor, before: Tensor) -> Tensor:
         """As `DFlashNet.start`: what is known before the anchor joined with the anchor, in every row."""
         embeddings = embeddings.to(self.norm.weight.dtype)
-        known = self.hidden_norm(self.fc(features())).to(embeddings.dtype)
-        joined: Tensor = self.join(torch.cat((known, embeddings[:, 0]), dim=-1))
+        joined: Tensor = self.join(torch.cat((before.to(embeddings.dtype), embeddings[:, 0]), dim=-1))
         return embeddings + joined[:, None] + self.depths

@@ -67,7 +67,7 @@ class LatticeSource(BlockSource):
         self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
 
     def open(self, slot: int, alone: bool = False) -> LatticeState:
-        return LatticeState(slot, latest=super().open(slot, alone).latest)
+        return LatticeState(slot, fused=super().open(slot, alone).fused)
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `trees` serves requests: logits and keyed noise alone decide what is best."""
@@ -101,7 +101,8 @@ class LatticeSource(BlockSource):
         """Draft a block for each state, score its pairs, and grow a tree as deep as its limit; none for 0."""
         if not states:
             return []
-        hidden, base = self._block(states, pending)  # [R, D, H], [R, D, K]
+        embedded = self._embedded(pending)  # [R, B, H]
+        hidden, base = self._block(states, embedded)  # [R, D, H], [R, D, K]
         temperatures = [self._temperature(state.asked) for state in states]
         base, others, columns = self._candidates_of(base, torch.tensor(temperatures, device=self._device))
         ids = columns if self._head.ids is None else self._head.ids[columns]
@@ -110,7 +111,7 @@ class LatticeSource(BlockSource):
             tables, places = self._projected(ids.flatten()), torch.arange(ids.numel()).view(ids.shape)
         head, dtype = self.net.pair_head, self.net.norm.weight.dtype
         gates = head.h(hidden.flatten(0, 1).to(dtype)).float().unflatten(0, (len(states), -1))  # [R, D, r]
-        before = head.a(self._embed(pending.to(self._device)).to(dtype)).float()  # [R, r]
+        before = head.a(embedded[:, 0].to(dtype)).float()  # [R, r]
         rows = []
         for index, (state, limit) in enumerate(zip(states, limits, strict=True)):
             stream, keys = state.asked.stream, list[tuple[int, int]]()

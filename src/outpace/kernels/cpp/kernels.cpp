@@ -48,7 +48,7 @@ void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
 }
 
 // Keys and values that a block drafter makes of the target's features [rows, inputs of fc]; `pass` says where they go,
-// and its x is room for rows.
+// and its x receives the fused rows.
 void outpace_context(const Decoder* decoder, const Matrix* fc, const float* norm, const float* features,
                      const Pass* pass, int32_t threads) {
   static thread_local Work work;

@@ -117,7 +117,8 @@ def draft(net: DFlashNet, batch: Sequence[Request]) -> list[Tensor]:
     features = torch.cat([request.features for request in batch])
     lengths = [request.start for request in batch]
     context = [
-        (list(key.split(lengths)), list(value.split(lengths))) for key, value in net.context(features, positions)
+        (list(key.split(lengths)), list(value.split(lengths)))
+        for key, value in net.context(net.fuse(features), positions)
     ]
     sizes = [request.block.shape[0] for request in batch]
 

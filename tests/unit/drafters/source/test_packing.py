@@ -34,7 +34,7 @@ def see_all(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def block_outputs(net: DFlashNet) -> list[Tensor]:
-    outputs = [part for layer in net.context(rows_of(96, 1), torch.arange(ROWS)) for part in layer]
+    outputs = [part for layer in net.context(net.fuse(rows_of(96, 1)), torch.arange(ROWS)) for part in layer]
     return [*outputs, net.block(rows_of(48, 2), torch.arange(ROWS), see_all)]
 
 
