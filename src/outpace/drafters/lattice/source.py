@@ -104,7 +104,7 @@ class LatticeSource(BlockSource):
         embedded = self._embedded(pending)  # [R, B, H]
         hidden, base = self._block(states, embedded)  # [R, D, H], [R, D, K]
         temperatures = [self._temperature(state.asked) for state in states]
-        base, others, columns = self._candidates_of(base, torch.tensor(temperatures, device=self._device))
+        base, others, columns = self._candidates_of(base, temperatures)
         ids = columns if self._head.ids is None else self._head.ids[columns]
         tables, places = self._tables, columns
         if tables is None:
@@ -141,11 +141,12 @@ class LatticeSource(BlockSource):
             state.ids, state.woven = one.ids, woven
         return found
 
-    def _candidates_of(self, base: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates_of(self, base: Tensor, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
         """The candidates of base logits [R, D, K]: their logits [R, D, C] and the logits of all others together [R, D],
         so that softmax at the requests' temperatures [R] gives probabilities; and their columns [R, D, C]."""
-        warm = temperatures[:, None, None]
-        scaled = (base / warm).flatten(0, 1)
+        is_warm = any(temperature != 1 for temperature in temperatures)
+        warm = torch.tensor(temperatures, device=self._device)[:, None, None]
+        scaled = (base / warm if is_warm else base).flatten(0, 1)  # a division would read and write all logits
         count = min(max(self.width, self._asked), base.shape[-1])  # static trees read so many ranks
         if self._has_kernels:
             log_probs, columns = largest(scaled, count, normalised=True)
