@@ -108,6 +108,7 @@ def train_command(method: str, title: str) -> Callable[..., None]:
         if dry_run:
             from outpace.train.plan import plan
 
+            _note("timing the target and a few passes, which takes a minute")
             print(json.dumps(plan(job), indent=1))
             return
         from outpace.train.run import train
@@ -120,7 +121,7 @@ def train_command(method: str, title: str) -> Callable[..., None]:
 
 
 def _note(line: str) -> None:
-    notes.print(line, highlight=False, markup=False)
+    notes.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class Shown:
