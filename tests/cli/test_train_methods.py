@@ -77,9 +77,13 @@ def test_a_run_that_goes_on_shows_its_own_pace(capsys: pytest.CaptureFixture[str
     """Guards against a log without the time left, and steps that are counted from where a run resumed."""
     with ExitStack() as bars:
         shown = train_methods.Shown(bars)
-        for step in (5, 6):
-            shown.step({"step": step, "steps": 6, "loss": 1.0})
-    assert re.findall(r"steps: (\d/\d), 0:00:00 left", capsys.readouterr().err) == ["5/6", "6/6"]
+        for step in (4, 5, 6):  # it resumes after the fourth
+            shown.step({"step": step, "steps": 6})
+            time.sleep(0.6)
+    assert re.findall(r"steps: (\d/\d), (\S+) left", capsys.readouterr().err) == [
+        ("5/6", "0:00:01"),
+        ("6/6", "0:00:00"),
+    ]
 
 
 @pytest.mark.costly

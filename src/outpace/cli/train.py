@@ -125,7 +125,7 @@ def _note(line: str) -> None:
 
 
 class Shown:
-    """The progress bar of a run's steps, which begins with the first, and a line per measurement."""
+    """The progress bar of a run's steps, and a line per measurement."""
 
     def __init__(self, bars: ExitStack) -> None:
         self._bars = bars
@@ -143,10 +143,10 @@ class Shown:
                 f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position: {positions}"
             )
             return
-        if self._advance is None:
-            before = int(shown["step"]) - 1
-            self._advance = self._bars.enter_context(progress_bar("steps", int(shown["steps"]), before))
-        self._advance()
+        if self._advance is None:  # before the first step
+            self._advance = self._bars.enter_context(progress_bar("steps", int(shown["steps"]), int(shown["step"])))
+        else:
+            self._advance()
 
 
 @train_app.command(cls=Command)

@@ -83,7 +83,7 @@ def train(
 
     Args:
         run: what to train.
-        report: gets the log line of each step and measurement.
+        report: gets where the run starts, then the log line of each step and measurement.
         progress: makes a progress bar, of the prompts that the target answers first.
         note: gets messages for the user: prompts that were left out, and why.
 

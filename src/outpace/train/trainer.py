@@ -204,6 +204,7 @@ class Trainer:
         first. Returns "step", "best" (tokens per step of the written drafter, on held-out prompts that
         it was not chosen by) and "stopped_early"."""
         self._resume()
+        self._report({"step": self._step, "steps": self.steps})
         try:
             stopped = self._loop()
         except (KeyboardInterrupt, SystemExit):
