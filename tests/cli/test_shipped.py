@@ -38,7 +38,7 @@ def test_models_lists_what_ships(has_drafters: bool) -> None:
 @pytest.mark.usefixtures("without_kernels")
 def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -> None:
     """Guards against a default of some commands only, and a race without the method that users get."""
-    default = "outpace" if has_drafters else "outpace:draft=none"
+    default = "outpace:draft=domino" if has_drafters else "outpace:draft=none"
     options = ["-m", "tiny", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
     assert run_json("generate", "hello", *options)["method"] == default
     report = run_json("verify", "-w", "builtin:1", *options)
@@ -72,7 +72,7 @@ def test_the_demo_shows_the_default(
         demo.main()
     shown = capsys.readouterr().out
     assert end.value.code == 0, shown
-    methods = ["plain", "lookup", "recycle", "outpace" if has_drafters else "outpace:draft=none"]
+    methods = ["plain", "lookup", "recycle", f"outpace:draft={'domino' if has_drafters else 'none'}"]
     places = [shown.index(f"per step, equal: {method}\n") for method in methods]
     assert [shown.index("as you saw it"), *places, shown.index("output against plain")] == sorted(
         [shown.index("as you saw it"), *places, shown.index("output against plain")]
