@@ -40,7 +40,7 @@ def settled(spec: MethodSpec, named: str | None, found: Shipment, has_kernels: b
         return spec
     default = default_method(named, found, has_kernels)
     kind = parse_method(default).drafter
-    served = (kind, *kinds()[kind].serves) if kind in kinds() else (kind,)
+    served = (kind, *kinds()[kind].serves) if kind is not None and kind in kinds() else (kind,)
     draft = next((draft for draft in DRAFTS if methods()[draft].drafter in served), None)
     if draft is None and named is not None:
         raise InvalidRequest(
