@@ -303,6 +303,8 @@ def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, 
     alike = (tables[0]["pair_successors"] == tables[1]["pair_successors"]).float().mean()
     assert 0.8 < alike < 1, "bfloat16 on the way"
     assert len(tables[0]["pairs"]) == said[0]["pairs"] > said[0]["rows"] > 0
+    cut = ["--max-length", "28", "--features", str(tmp_path / "features"), "--out", str(tmp_path / "cut.safetensors")]
+    assert run_json("train", "transitions", *options, *cut)["tokens"] < said[0]["tokens"], "of longer features"
     model = outpace.load(str(target), "plain", dtype="float32", device="cpu")
     steps, asked = [], [{"role": "user", "content": "Say 3."}]
     for warm in ("none", tmp_path / "run.safetensors"):

@@ -207,7 +207,7 @@ def stored_features(
             f"features={folder!r}: {len(missing)} of {len(samples)} sequences are not in it, such as {missing[0]!r}; "
             "run `outpace train capture` again to complete it"
         )
-    return lambda name: store.read(name, target.dtype, taps)
+    return lambda name: store.read(name, target.dtype, taps)[:max_length]  # those of longer sequences begin the same
 
 
 @torch.inference_mode()
