@@ -77,7 +77,6 @@ class Trial:
 
 Measure = Callable[[tuple[str, ...], Sequence[WorkItem]], Sequence[Trial]]
 """Decodes prompts by methods, plain decoding first, and returns the trial of each."""
-"""Shows how far a heat has come: from its label and its prompts, what to call after each."""
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,8 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or until held-out prompts improve no more; resumes from the latest state. Ctrl-C stores one
-        first. Returns "step", "best" (tokens per step of the written drafter, on held-out prompts that
-        it was not chosen by) and "stopped_early"."""
+        first. Returns "step", "best" (tokens per step of the written drafter, on held-out prompts that it was not
+        chosen by) and "stopped_early"."""
         self._resume()
         self._report({"step": self._step, "steps": self.steps})
         try:
