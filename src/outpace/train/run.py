@@ -1,5 +1,7 @@
 """A training run, from names to a drafter: answers, sequences, target, objective, trainer."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,6 +45,8 @@ FREE = {"training": {"keep", "save_every", "micro_batch_size"}, "data": {"worker
 LENGTH = {"epochs", "max_steps"}  # which may change too if the learning rate does not depend on it so far
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 FILES = ("*.json", *WEIGHTS)
+# glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD (malloc.h): nothing is mapped apart, little is returned.
+MALLOC = {-4: 0, -1: 2**31 - 1, -2: 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def train(
     Raises:
         OutpaceError: prompts, answers, settings or a folder that do not fit, a disk that is too small.
     """
+    reuse_freed_memory()
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
@@ -276,6 +281,15 @@ def _notes(accelerator: Accelerator) -> dict[str, Any]:
         "device": str(accelerator.device),
         "precision": accelerator.mixed_precision,
     }
+
+
+def reuse_freed_memory() -> None:
+    """Let glibc keep freed memory. A step allocates and frees the same large tensors; by default each comes from the
+    kernel anew, which clears its pages: a tenth of a step on two cores. Changes nothing with another C library."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if sys.platform == "linux" and mallopt is not None:
+        for option, value in MALLOC.items():
+            mallopt(option, value)
 
 
 def training_precision(wanted: str, device: torch.device) -> str:
