@@ -25,6 +25,7 @@ from outpace.data.workload import fingerprint, read_workloads
 from outpace.doctor.machine import bandwidth
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.models.export import export, export_draft
+from outpace.models.loading.gguf import read_gguf
 from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.loading.shipped import shipped_for
 
@@ -83,6 +84,8 @@ class Setup:
         settings["max_length"] = max(map(len, self._task.prompts)) + self._task.max_new_tokens + 64
         if service.weights == FILE:
             settings |= {"weights": self._model, "draft": self._draft}
+            if self._draft is not None and self._draft.endswith(".gguf"):
+                settings["draft_architecture"] = read_gguf(Path(self._draft)).values.get("general.architecture")
         elif service.weights != OURS:
             exported = export(self._model, self._weights)
             settings["weights"] = str(exported if service.weights == HF else export_gguf(exported, service.weights))

@@ -12,6 +12,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 SERVER = Path(sys.executable).with_name("llama-server")
+TRAINED = ("dflash", "eagle3")
 _POLL_S, _ANSWER_S = 0.02, 600.0
 
 
@@ -28,7 +29,7 @@ class Contender:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         threads = str(settings["threads"])
-        drafting = _drafting(method, settings.get("draft"), threads)
+        drafting = _drafting(method, settings.get("draft"), settings.get("draft_architecture"), threads)
         self._server = subprocess.Popen(
             [
                 *(str(SERVER), "--model", settings["weights"], "--ctx-size", str(settings["max_length"])),
@@ -72,13 +73,15 @@ class Contender:
             return json.load(answer)
 
 
-def _drafting(method: str, draft: str | None, threads: str) -> list[str]:
-    """Flags of a method: "plain", a kind of n-grams, or "draft-N" for N tokens of a draft model."""
+def _drafting(method: str, draft: str | None, architecture: str | None, threads: str) -> list[str]:
+    """Flags of a method: "plain", a kind of n-grams, or "draft-N" for N tokens of a draft model, a DFlash or an EAGLE-3
+    by the architecture that its file states."""
     if not method.startswith("draft-"):
         return ["--spec-type", {"plain": "none"}.get(method, method)]
     assert draft is not None
     model = ["--spec-draft-model", draft, "--spec-draft-threads", threads]
-    return ["--spec-type", "draft-simple", "--spec-draft-n-max", method.removeprefix("draft-"), *model]
+    kind = architecture if architecture in TRAINED else "simple"
+    return ["--spec-type", f"draft-{kind}", "--spec-draft-n-max", method.removeprefix("draft-"), *model]
 
 
 def load(settings: dict[str, Any]) -> Contender:
