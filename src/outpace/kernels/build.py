@@ -46,6 +46,7 @@ _LOWER = {
     "AVX512_CORE": ("avx512f", ("-march=x86-64-v4",)),
     "AVX512_CORE_VNNI": ("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni")),
     "AVX512_CORE_BF16": ("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")),
+    "AVX512_CORE_FP16": ("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")),
 }
 
 

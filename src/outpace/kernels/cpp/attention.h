@@ -1,272 +1,393 @@
 // Attention of rows over their slot: committed rows in their order, then the rows of the pass that each sees.
 // Python reference: outpace.models.attention.attend_segments.
 //
-// A row's sums run over the keys it sees in the order of logical positions, wherever they are stored: a token has the
-// same bits in a tree, in a chain and alone.
+// The rows of a request and the query heads that share a key head are computed together, a query to each lane of a
+// vector. Keys and values are read once for all of them, in tiles of positions; the largest score and the sums go from
+// tile to tile, and from span to span. Where tiles, spans and the halves of a tile end depends on logical positions
+// alone: a token has the same bits in a tree, in a chain and alone, on any number of threads.
 #pragma once
-#include <vector>
+#include <memory>
+#include <type_traits>
 
 #include "pool.h"
-#include "rows.h"
+#include "slots.h"
+#include "tiles.h"
 
-// Keys and values [layers, slots, kv_heads, capacity, head_dim], strides in numbers.
-struct Store {
-  void* keys;
-  void* values;
-  int64_t layer_stride, slot_stride, head_stride;
-  int32_t kind, head_dim;
+// Sums over a span of positions by vector of queries: values [head_dim][kLanes], then the largest score and the weights.
+struct Sums {
+  float* values;
+  float *most, *total;  // [kLanes]
 };
 
-// One request's rows in a pass.
-struct Part {
-  const uint8_t* visible;    // [count, scratch + count], null if a row sees all of them
-  const int64_t* positions;  // [scratch + count], logical
-  int32_t slot, start, count, committed, scratch;
-};
-
-struct Sight {
-  int32_t window;  // how far back a row sees, in logical positions; 0 without a limit
-  float softcap;   // 0 for none
-  float scaling;
-  int32_t causal;  // whether a row of the pass sees only earlier ones of it, whatever its part says
-};
-
-template <class Number>
-static inline Lanes load_number(const Number* from);
-template <>
-inline Lanes load_number(const float* from) { return load(from); }
-template <>
-inline Lanes load_number(const uint16_t* from) { return load_bfloat16(from); }
-
-static inline float as_float(float number) { return number; }
-
-// Its sum runs over vectors of the row in their order, then over lanes.
-template <class Number>
-static inline float dot(const float* query, const Number* key, int width) {
-  Lanes total = {};
-  int at = 0;
-  for (; at + kLanes <= width; at += kLanes) total = fma(load(query + at), load_number(key + at), total);
-  float found = sum(total);
-  for (; at < width; ++at) found += query[at] * as_float(key[at]);
-  return found;
+static inline Sums sums_at(float* base, int vector, int width) {
+  float* own = base + size_t(vector) * (width + 2) * kLanes;
+  return {own, own + width * kLanes, own + (width + 1) * kLanes};
 }
 
-// What a row sees of its slot, in the order of logical positions: committed rows from `first` on, then rows behind them.
-struct Seen {
-  int first, committed;
-  std::vector<int32_t> tail;
+// Scores that no row has: below all that are found, and what hidden keys are given, whose weight is then 0.
+constexpr float kLowest = -1e20f, kHidden = -3e38f;
+constexpr int kSpan = 512;         // positions of a partial sum
+constexpr int kMostQueries = 128;  // of a task, whose sums are to stay near its core
 
-  int count() const { return committed - first + int(tail.size()); }
+// Some rows of one part and key head, with the queries of all their heads, and room for what is computed on the way.
+template <class Number>
+class Block {
+ public:
+  void open(const Store& kv, int layer, int kv_head, int group, const Part& part, int first, int rows, const Sight& sight,
+            const float* query, int query_stride) {
+    const size_t at = ::place(kv, layer, part.slot, kv_head, 0);
+    keys_ = (const Number*)kv.keys + at, values_ = (const Number*)kv.values + at;
+    width_ = kv.head_dim, group_ = group, queries_ = rows * group;
+    sight_ = &sight;
+    vectors = (queries_ + kLanes - 1) / kLanes;
+    amx_ = kIsHalves && width_ % 32 == 0 && has_amx();
+    pairs_ = kIsHalves && kMultipliesPairs && width_ % 2 == 0;
+    look(part, first, rows);
+    if (query) take_queries(query + size_t(part.start + first) * query_stride + size_t(kv_head) * group * width_, query_stride);
+  }
 
-  void look(const Part& part, int row, const Sight& sight) {
-    const int width = sight.causal ? part.scratch + row + 1 : part.scratch + part.count;
-    const int stride = part.scratch + part.count;
-    const int64_t reach = sight.window ? part.positions[part.scratch + row] - sight.window : -1;  // what is seen lies behind it
-    committed = part.committed;
-    first = int(std::min<int64_t>(std::max<int64_t>(reach + 1, 0), committed));
-    tail.clear();
-    for (int other = 0; other < width; ++other)
-      if ((!part.visible || part.visible[size_t(row) * stride + other]) && part.positions[other] > reach)
-        tail.push_back(committed + other);
+  int first_span() const { return first_low_ / kSpan; }
+  int last_span() const { return std::max(first_span(), (last_end_ - 1) / kSpan); }
+  int numbers() const { return vectors * (width_ + 2) * kLanes; }  // of sums
+
+  // Sums over one span.
+  void attend(int span, float* sums) {
+    const Tiles shapes(amx_);
+    for (int v = 0; v < vectors; ++v) {
+      const Sums own = sums_at(sums, v, width_);
+      std::memset(own.values, 0, sizeof(float) * width_ * kLanes);
+      store(own.most, all(kLowest)), store(own.total, Lanes{});
+    }
+    const int from = std::max(span * kSpan, first_low_ / kTile * kTile), to = std::min((span + 1) * kSpan, last_end_);
+    for (int tile = from; tile < to; tile += kTile) {
+      open_tile(tile);
+      for (int v = 0; v < vectors; ++v) {
+        score(v);
+        const Sums own = sums_at(sums, v, width_);
+        const bool hides = tile < last_low_ || tile + kTile > first_end_;
+        if (amx_) hides ? weigh<true, true>(v, own) : weigh<true, false>(v, own);
+        else hides ? weigh<false, true>(v, own) : weigh<false, false>(v, own);
+        mix(v, own.values);
+      }
+    }
+  }
+
+  // Add the sums over a span to those over the spans before it.
+  void add(const float* later, float* sums) const {
+    for (int v = 0; v < vectors; ++v) {
+      const Sums to = sums_at(sums, v, width_), from = sums_at((float*)later, v, width_);
+      const Lanes most = larger(load(to.most), load(from.most));
+      const Lanes before = power_of_two(load(to.most) - most), after = power_of_two(load(from.most) - most);
+      store(to.most, most);
+      for (int at = 0; at < width_ * kLanes; at += kLanes)
+        store(to.values + at, fma(load(from.values + at), after, load(to.values + at) * before));
+      store(to.total, fma(load(from.total), after, load(to.total) * before));
+    }
+  }
+
+  // What all spans sum to becomes the rows' results.
+  void close(const float* sums, float* out, int stride) const {
+    for (int v = 0; v < vectors; ++v) {
+      const Sums own = sums_at((float*)sums, v, width_);
+      const Lanes total = load(own.total), share = total > 0 ? 1.0f / total : Lanes{};  // 0 of nothing
+      for (int lane = 0; lane < kLanes && v * kLanes + lane < queries_; ++lane) {
+        const int query = v * kLanes + lane;
+        float* to = out + size_t(query / group_) * stride + query % group_ * width_;
+        for (int d = 0; d < width_; ++d) to[d] = own.values[d * kLanes + lane] * share[lane];
+      }
+    }
+  }
+
+  int vectors = 0;
+
+ private:
+  static constexpr bool kIsHalves = std::is_same<Number, uint16_t>::value;
+
+  // What each row sees, and within which bounds all of them do.
+  void look(const Part& part, int first, int rows) {
+    if (int(seen_.size()) < rows) seen_.resize(rows);
+    low_.assign(vectors * kLanes, 0), end_.assign(vectors * kLanes, 0);
+    first_low_ = first_end_ = straight_ = kEverywhere, last_low_ = last_end_ = 0;
+    for (int row = 0; row < rows; ++row) {
+      Seen& seen = seen_[row];
+      seen.look(part, first + row, *sight_);
+      first_low_ = std::min(first_low_, seen.low), last_low_ = std::max(last_low_, seen.low);
+      first_end_ = std::min(first_end_, seen.end), last_end_ = std::max(last_end_, seen.end);
+      straight_ = std::min(straight_, seen.straight);
+      std::fill_n(&low_[row * group_], group_, seen.low), std::fill_n(&end_[row * group_], group_, seen.end);
+    }
+    tail_ = straight_ == kEverywhere ? 0 : part.committed + part.scratch + part.count - straight_;
+  }
+
+  void take_queries(const float* query, int stride) {
+    query_.assign(size_t(vectors) * width_ * kLanes, 0);
+    for (int row = 0, each = 0; each < queries_; ++row)
+      for (int head = 0; head < group_; ++head, ++each) {
+        const float* from = query + size_t(row) * stride + head * width_;
+        float* to = &query_[size_t(each / kLanes) * width_ * kLanes] + each % kLanes;
+        if (pairs_) take_pairs(from, width_, to);
+        else
+          for (int d = 0; d < width_; ++d) to[d * kLanes] = from[d];
+      }
+  }
+
+  // Rows as floats, widened in `room` where they are stored otherwise.
+  const float* widened(const Number* rows, int count, std::vector<float>& room) {
+    if constexpr (!kIsHalves) return rows;
+    room.resize(std::max(room.size(), size_t(count) * width_));
+    for (int at = 0; at < count * width_; ++at) room[at] = as_float(rows[at]);
+    return room.data();
+  }
+
+  // Read a tile's keys and values as the products need them.
+  void open_tile(int tile) {
+    tile_ = tile;
+    together_ = std::min({kTile, straight_ - tile, last_end_ - tile});  // positions stored in order, for all rows
+    together_ = std::max(together_, 0);
+    ends_here_ = tile + kTile > straight_;
+    const size_t at = size_t(tile) * width_, tail_at = size_t(straight_) * width_;
+    if (!pairs_) {
+      wide_keys_ = widened(keys_ + at, together_, key_room_);
+      if (ends_here_) wide_tail_keys_ = widened(keys_ + tail_at, tail_, tail_key_room_);
+    }
+    turned_ = !amx_ ? 0 : ends_here_ ? together_ / kSummed : (together_ + kSummed - 1) / kSummed;
+    if (turned_ * kSummed < together_) wide_values_ = widened(values_ + at, together_, value_room_);
+    if (ends_here_) wide_tail_values_ = widened(values_ + tail_at, tail_, tail_value_room_);
+  }
+
+  void score_rows(const Number* keys, const float* wide, int count, int v, float* out) {
+    const float* query = &query_[size_t(v) * width_ * kLanes];
+#if OUTPACE_AMX
+    if (amx_) return score_tiles((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
+#endif
+#if defined(__AVX512BF16__)
+    if (pairs_) return score_pairs((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
+#endif
+    score_keys(wide, width_, count, query, out);
+  }
+
+  const Seen& seen_by(int query) const { return seen_[query / group_]; }
+
+  // Scores of a tile: of what is stored in order for all queries at once, of the rest by the rows that each sees.
+  void score(int v) {
+    score_rows(keys_ + size_t(tile_) * width_, wide_keys_, together_, v, scores_);
+    if (ends_here_) {
+      tail_scores_.resize(size_t(tail_ + 16) * kLanes);
+      score_rows(keys_ + size_t(straight_) * width_, wide_tail_keys_, tail_, v, tail_scores_.data());
+      for_tail(v, [&](int position, int lane, int row) {
+        scores_[(position - tile_) * kLanes + lane] = tail_scores_[(row - straight_) * kLanes + lane];
+      });
+    }
+    if (sight_->softcap > 0)
+      for (int at = 0; at < kTile * kLanes; at += kLanes) store(scores_ + at, capped(load(scores_ + at)));
+  }
+
+  // Do `work` for the positions of a tile that are not stored in order, for every query of a vector that sees them.
+  template <class Work>
+  void for_tail(int v, Work work) {
+    const int from = std::max(straight_, tile_);
+    for (int lane = 0; lane < kLanes && v * kLanes + lane < queries_; ++lane) {
+      const Seen& seen = seen_by(v * kLanes + lane);
+      for (int position = from; position < std::min(seen.end, tile_ + kTile); ++position)
+        work(position, lane, seen.place(position));
+    }
+  }
+
+  Lanes capped(Lanes score) const {  // as if scaled
+    const float cap = sight_->softcap;
+    const Lanes x = smaller(score * (2 * sight_->scaling / cap), all(80.0f));
+    return (1.0f - 2.0f / (1.0f + exponential(x))) * (cap / sight_->scaling);
+  }
+
+  // Scores become weights, relative to the largest score so far. Kinds: whether they are rounded to bfloat16, for AMX;
+  // whether some queries do not see all positions of the tile.
+  template <bool Rounds, bool Hides>
+  void weigh(int v, const Sums& sums) {
+    const Lanes factor = all(sight_->scaling * 1.44269504f);
+    IntLanes low, end;
+    std::memcpy(&low, &low_[v * kLanes], sizeof low), std::memcpy(&end, &end_[v * kLanes], sizeof end);
+    const auto seen = [&](int at, Lanes number, float otherwise) {
+      if constexpr (!Hides) return number;
+      const IntLanes position = IntLanes{} + (tile_ + at);
+      return (position >= low) & (position < end) ? number : all(otherwise);
+    };
+    Lanes best[4] = {all(kHidden), all(kHidden), all(kHidden), all(kHidden)};
+    for (int at = 0; at < kTile; at += 4)
+      for (int each = 0; each < 4; ++each)
+        best[each] = larger(best[each], seen(at + each, load(scores_ + (at + each) * kLanes), kHidden));
+    const Lanes before = load(sums.most);
+    const Lanes most = larger(before, larger(larger(best[0], best[1]), larger(best[2], best[3])) * factor);
+    if (std::memcmp(&most, &before, sizeof most)) {
+      const Lanes less = power_of_two(before - most);
+      store(sums.most, most), store(sums.total, load(sums.total) * less);
+      const int numbers = width_ * kLanes;
+      for (int at = 0; at < numbers; at += kLanes) store(sums.values + at, load(sums.values + at) * less);
+    }
+    Lanes total[4] = {};
+    for (int at = 0; at < kTile; at += 4) {
+      Lanes weights[4];
+      for (int each = 0; each < 4; ++each) {
+        float* own = scores_ + (at + each) * kLanes;
+        const Lanes power = power_of_two<Rounds>(fma(load(own), factor, -most));
+        weights[each] = seen(at + each, Rounds ? as_bfloat16(power) : power, 0);
+        total[each] += weights[each];
+        store(own, weights[each]);
+      }
+      for (int each = 0; Rounds && each < 4; each += 2) {
+        const BitLanes both = (BitLanes)weights[each] >> 16 | (BitLanes)weights[each + 1];
+        std::memcpy(weights_ + (at + each) * kLanes, &both, sizeof both);
+      }
+    }
+    store(sums.total, load(sums.total) + ((total[0] + total[1]) + (total[2] + total[3])));
+  }
+
+  // Add a tile's values, weighted.
+  void mix(int v, float* out) {
+    int half = 0;
+#if OUTPACE_AMX
+    if (turned_ > 0) {
+      if (v == 0) turn();
+      mix_tiles(turned_values_.data(), width_, turned_, weights_, out);
+      half = turned_;
+    }
+#endif
+    if (ends_here_) spread_weights(v);
+    for (; half * kSummed < kTile && tile_ + half * kSummed < last_end_; ++half) {
+      std::vector<Weighted>* sides = sides_;
+      sides[0].clear(), sides[1].clear();
+      for (int at = half * kSummed; at < std::min((half + 1) * kSummed, together_); ++at)
+        sides[at % 2].push_back({wide_values_ + size_t(at) * width_, scores_ + at * kLanes});
+      for (int row = 0; ends_here_ && row < tail_; ++row)
+        for (int side = 0; side < 2; ++side)
+          if (const int at = (half * 2 + side) * tail_ + row; is_seen_[at])
+            sides[side].push_back({wide_tail_values_ + size_t(row) * width_, &tail_weights_[size_t(at) * kLanes]});
+      mix_values(sides[0], sides[1], width_, out);
+    }
+  }
+
+#if OUTPACE_AMX
+  void turn() {
+    turned_values_.resize(kTile * width_);
+    for (int half = 0; half < turned_; ++half) {
+      const size_t at = size_t(half) * kSummed * width_;
+      const uint16_t* values = (const uint16_t*)values_ + size_t(tile_) * width_ + at;
+      turn_values(values, width_, std::min(kSummed, together_ - half * kSummed), &turned_values_[at]);
+    }
+  }
+#endif
+
+  // The weights of positions that are not stored in order, by half, side and row.
+  void spread_weights(int v) {
+    is_seen_.assign(4 * tail_, 0), tail_weights_.assign(size_t(4 * tail_) * kLanes, 0);
+    for_tail(v, [&](int position, int lane, int row) {
+      const int at = ((position - tile_) / kSummed * 2 + position % 2) * tail_ + row - straight_;
+      is_seen_[at] = 1, tail_weights_[size_t(at) * kLanes + lane] = scores_[(position - tile_) * kLanes + lane];
+    });
+  }
+
+  const Sight* sight_ = nullptr;
+  const Number *keys_ = nullptr, *values_ = nullptr;
+  int width_ = 0, group_ = 0, queries_ = 0;
+  bool amx_ = false, pairs_ = false;
+  std::vector<Seen> seen_;               // by row
+  std::vector<int32_t> low_, end_;       // by lane
+  std::vector<float> query_;             // by vector [width][kLanes], or in bfloat16 [width / 2][kLanes][2]
+  int first_low_ = 0, last_low_ = 0, first_end_ = 0, last_end_ = 0;
+  int straight_ = 0, tail_ = 0;          // from where on rows are not all stored in order, and how many are stored there
+  // Of a tile: positions that are stored in order for all queries, whether others follow, and halves turned for AMX.
+  int tile_ = 0, together_ = 0, turned_ = 0;
+  bool ends_here_ = false;
+  const float *wide_keys_ = nullptr, *wide_values_ = nullptr, *wide_tail_keys_ = nullptr, *wide_tail_values_ = nullptr;
+  std::vector<float> key_room_, value_room_, tail_key_room_, tail_value_room_, tail_scores_, tail_weights_;
+  std::vector<uint16_t> turned_values_;  // [halves][width][kSummed]
+  std::vector<uint8_t> is_seen_;
+  std::vector<Weighted> sides_[2];       // of positions even and odd
+  alignas(64) float scores_[kTile * kLanes] = {};
+  alignas(64) uint16_t weights_[kTile * kLanes] = {};
+};
+
+// Attention of one layer of a pass.
+struct Attention {
+  Store kv;
+  const Part* parts;
+  int32_t part_count, layer, heads, kv_heads;
+  Sight sight;
+  const float* query;  // [rows, heads, head_dim], rows so many numbers apart
+  float* out;
+  int32_t query_stride, out_stride;
+};
+
+// Tasks of a pass: the rows of a part in pieces, for each key head; and spans, where these are shared out too.
+struct Tasks {
+  int count = 0, spans = 1, numbers = 0;  // numbers: of the sums of a task
+
+  Tasks(const Part* parts, int part_count, int heads, int kv_heads, int width, int threads) {
+    for (int part = 0; part < part_count; ++part) {
+      const int rows = rows_together(parts[part].count, heads / kv_heads), queries = rows * heads / kv_heads;
+      count += (parts[part].count + rows - 1) / rows * kv_heads;
+      spans = std::max(spans, (parts[part].committed + parts[part].scratch + parts[part].count + kSpan - 1) / kSpan);
+      numbers = std::max(numbers, (queries + kLanes - 1) / kLanes * kLanes * (width + 2));
+    }
+    if (count >= 4 * threads) spans = 1;  // enough for all threads to be busy
+  }
+
+  size_t room() const { return spans > 1 ? size_t(count) * spans * numbers : 0; }
+
+  static int rows_together(int count, int group) {
+    const int pieces = std::max(1, (count * group + kMostQueries - 1) / kMostQueries);
+    return (count + pieces - 1) / pieces;
   }
 };
 
-constexpr int kRowsTogether = 4;                         // of a part, which read the same committed rows
-constexpr int kVectorsAtOnce = 4;                        // of a value
-constexpr int kQueriesAtOnce = kLanes == 16 ? 4 : 2;     // as many sums as there are registers for
-
-// Rows of one part and key head, and the queries of all their heads.
-struct Block {
-  Seen seen[kRowsTogether];
-  std::vector<const float*> queries;  // [rows * group]
-  std::vector<float*> outs;
-  std::vector<float> scores;          // [rows * group, stride]
-  int stride, group;
-
-  const Seen& of(int query) const { return seen[query / group]; }
-};
-
-// Four dot products with one key of V vectors.
-template <int V, class Number>
-static inline void dots(const float* const* queries, const Number* key, float scaling, float* out, int stride) {
-  Lanes sums[4] = {};
-  for (int v = 0; v < V; ++v) {
-    const Lanes numbers = load_number(key + v * kLanes);
-    for (int q = 0; q < 4; ++q) sums[q] = fma(load(queries[q] + v * kLanes), numbers, sums[q]);
-  }
-  float each[4];
-  sum_four(sums, each);
-  for (int q = 0; q < 4; ++q) out[q * stride] = each[q] * scaling;
-}
-
-// Scores of four queries and all rows that they see; beyond V vectors a width is summed number by number.
-template <int V, class Number>
-static inline void score_four(const Number* keys, int width, float scaling, int q, Block& block) {
-  const int first = block.seen[0].first, committed = block.seen[0].committed, stride = block.stride;
-  const int count = std::min(4, int(block.queries.size()) - q);
-  const float* queries[4];
-  for (int each = 0; each < 4; ++each) queries[each] = block.queries[q + std::min(each, count - 1)];
-  float* scores = &block.scores[size_t(q) * stride];
-  const auto at = [&](int row, float* out, int step) {
-    const Number* key = keys + size_t(row) * width;
-    if constexpr (V > 0) return dots<V>(queries, key, scaling, out, step);
-    for (int each = 0; each < 4; ++each) out[each * step] = dot(queries[each], key, width) * scaling;
+template <class Number>
+static void attend_typed(Team& team, const Attention& a, float* room) {
+  const int group = a.heads / a.kv_heads, width = a.kv.head_dim;
+  const Tasks tasks(a.parts, a.part_count, a.heads, a.kv_heads, width, team.size);
+  static thread_local const std::unique_ptr<Block<Number>> own(new Block<Number>);
+  Block<Number>& block = *own;  // through a pointer: compilers ask for a thread's own variable again and again
+  float* out = nullptr;
+  const auto open = [&](int task, bool reads) {
+    int piece = task / a.kv_heads, rows;
+    const Part* part = a.parts;
+    for (int own;; ++part, piece -= own) {
+      rows = Tasks::rows_together(part->count, group), own = (part->count + rows - 1) / rows;
+      if (piece < own) break;
+    }
+    const int first = piece * rows, head = task % a.kv_heads;
+    block.open(a.kv, a.layer, head, group, *part, first, std::min(rows, part->count - first), a.sight,
+               reads ? a.query : nullptr, a.query_stride);
+    out = a.out + size_t(part->start + first) * a.out_stride + size_t(head) * group * width;
   };
-  float four[4];
-  for (int row = first; row < committed; ++row) {
-    at(row, four, 1);
-    for (int each = 0; each < count; ++each) scores[each * stride + row - first] = four[each];
+  if (tasks.spans == 1) {
+    static thread_local std::vector<float> sums;
+    return team.share(tasks.count, [&](int task) {
+      open(task, true);
+      sums.resize(std::max(sums.size(), size_t(2 * block.numbers())));
+      float *all = sums.data(), *later = all + block.numbers();
+      block.attend(block.first_span(), all);
+      for (int span = block.first_span() + 1; span <= block.last_span(); ++span) {
+        block.attend(span, later);
+        block.add(later, all);
+      }
+      block.close(all, out, a.out_stride);
+    });
   }
-  for (int each = 0; each < count; ++each) {
-    float* behind = scores + each * stride + committed - first;
-    for (const int32_t row : block.of(q + each).tail) {
-      at(row, four, 1);
-      *behind++ = four[each];
-    }
-  }
-}
-
-template <class Number>
-static void score(const Number* keys, int width, const Sight& sight, Block& block) {
-  for (int q = 0; q < int(block.queries.size()); q += 4) {
-    if (width == 4 * kLanes) score_four<4>(keys, width, sight.scaling, q, block);
-    else if (width == 8 * kLanes) score_four<8>(keys, width, sight.scaling, q, block);
-    else if (width == 16 * kLanes) score_four<16>(keys, width, sight.scaling, q, block);
-    else score_four<0>(keys, width, sight.scaling, q, block);
-  }
-}
-
-// Scores made weights, behind which a whole vector of zeros ends.
-static inline void weigh(float* scores, int count, const Sight& sight) {
-  const int whole = (count + kLanes - 1) / kLanes * kLanes;
-  for (int n = count; n < whole; ++n) scores[n] = -INFINITY;
-  if (sight.softcap > 0)
-    for (int n = 0; n < count; ++n) scores[n] = sight.softcap * std::tanh(scores[n] / sight.softcap);
-  Lanes most = all(-INFINITY);
-  for (int n = 0; n < whole; n += kLanes) most = larger(most, load(scores + n));
-  const float top = largest(most);
-  Lanes total = {};
-  for (int n = 0; n < whole; n += kLanes) {
-    store(scores + n, exponential(load(scores + n) - top));
-    for (int rest = std::max(count, n); rest < n + kLanes; ++rest) scores[rest] = 0;
-    total += load(scores + n);
-  }
-  const Lanes share = all(1.0f / sum(total));
-  for (int n = 0; n < whole; n += kLanes) store(scores + n, load(scores + n) * share);
-}
-
-// Some vectors of the weighted sums of values, for Q queries from `q` on.
-template <int Q, int V, class Number>
-static inline void mix(const Number* values, int width, int at, int q, Block& block) {
-  const int first = block.seen[0].first, committed = block.seen[0].committed, stride = block.stride;
-  const float* weights = &block.scores[size_t(q) * stride];
-  Lanes sums[Q][V] = {};
-  for (int row = first; row < committed; ++row) {
-    const Number* value = values + size_t(row) * width + at;
-    for (int v = 0; v < V; ++v) {
-      const Lanes numbers = load_number(value + v * kLanes);
-      for (int each = 0; each < Q; ++each)
-        sums[each][v] = fma(all(weights[each * stride + row - first]), numbers, sums[each][v]);
-    }
-  }
-  for (int each = 0; each < Q; ++each) {
-    int n = each * stride + committed - first;
-    for (const int32_t row : block.of(q + each).tail) {
-      for (int v = 0; v < V; ++v)
-        sums[each][v] = fma(all(weights[n]), load_number(values + size_t(row) * width + at + v * kLanes), sums[each][v]);
-      ++n;
-    }
-    for (int v = 0; v < V; ++v) store(block.outs[q + each] + at + v * kLanes, sums[each][v]);
-  }
-}
-
-template <int V, class Number>
-static inline void mix_all(const Number* values, int width, int at, Block& block) {
-  int q = 0;
-  for (; q + kQueriesAtOnce <= int(block.queries.size()); q += kQueriesAtOnce)
-    mix<kQueriesAtOnce, V>(values, width, at, q, block);
-  for (; q < int(block.queries.size()); ++q) mix<1, V>(values, width, at, q, block);
-}
-
-template <class Number>
-static void attend(const Number* keys, const Number* values, int width, const Sight& sight, Block& block) {
-  score(keys, width, sight, block);
-  for (int q = 0; q < int(block.queries.size()); ++q)
-    weigh(&block.scores[size_t(q) * block.stride], block.of(q).count(), sight);
-  int at = 0;
-  for (; at + kVectorsAtOnce * kLanes <= width; at += kVectorsAtOnce * kLanes)
-    mix_all<kVectorsAtOnce>(values, width, at, block);
-  for (; at + kLanes <= width; at += kLanes) mix_all<1>(values, width, at, block);
-  for (; at < width; ++at)
-    for (int q = 0; q < int(block.queries.size()); ++q) {
-      const Seen& seen = block.of(q);
-      const float* weights = &block.scores[size_t(q) * block.stride];
-      float total = 0;
-      for (int row = seen.first; row < seen.committed; ++row)
-        total += *weights++ * as_float(values[size_t(row) * width + at]);
-      for (const int32_t row : seen.tail) total += *weights++ * as_float(values[size_t(row) * width + at]);
-      block.outs[q][at] = total;
-    }
-}
-
-static inline size_t place(const Store& kv, int layer, int slot, int head, int row) {
-  return layer * kv.layer_stride + slot * kv.slot_stride + head * kv.head_stride + size_t(row) * kv.head_dim;
-}
-
-// File one head's key and value of a row.
-static inline void file(const Store& kv, size_t at, const float* key, const float* value) {
-  if (kv.kind == kFloat32) {
-    std::memcpy((float*)kv.keys + at, key, sizeof(float) * kv.head_dim);
-    std::memcpy((float*)kv.values + at, value, sizeof(float) * kv.head_dim);
-    return;
-  }
-  for (int d = 0; d < kv.head_dim; ++d) {
-    ((uint16_t*)kv.keys)[at + d] = to_bfloat16(key[d]);
-    ((uint16_t*)kv.values)[at + d] = to_bfloat16(value[d]);
-  }
-}
-
-// Rows that are attended together: those of one part that start at the same row of their slot.
-static inline int rows_together(const Sight& sight) { return sight.window ? 1 : kRowsTogether; }
-
-// Attention of `rows` rows of a part from `first` on, all heads of one key head; queries and results [.., heads, head_dim]
-// of packed rows lie `query_stride` and `out_stride` numbers apart.
-static inline void attend_rows(const Store& kv, int layer, int kv_head, int group, const Part& part, int first, int rows,
-                               const Sight& sight, const float* query, int query_stride, float* out, int out_stride) {
-  static thread_local Block block;
-  block.group = group;
-  block.queries.clear(), block.outs.clear();
-  int most = 0;
-  for (int row = 0; row < rows; ++row) {
-    block.seen[row].look(part, first + row, sight);
-    most = std::max(most, block.seen[row].count());
-    const size_t packed = part.start + first + row;
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      block.queries.push_back(query + packed * query_stride + head * kv.head_dim);
-      block.outs.push_back(out + packed * out_stride + head * kv.head_dim);
-    }
-  }
-  block.stride = (most + kLanes - 1) / kLanes * kLanes;
-  if (block.scores.size() < block.queries.size() * block.stride) block.scores.resize(2 * block.queries.size() * block.stride);
-  const size_t at = place(kv, layer, part.slot, kv_head, 0);
-  if (kv.kind == kFloat32)
-    attend((const float*)kv.keys + at, (const float*)kv.values + at, kv.head_dim, sight, block);
-  else
-    attend((const uint16_t*)kv.keys + at, (const uint16_t*)kv.values + at, kv.head_dim, sight, block);
-}
-
-// Attention of all parts of a pass, shared by a team.
-static inline void attend_parts(Team& team, const Store& kv, const Part* parts, int part_count, int layer, int heads,
-                         int kv_heads, const Sight& sight, const float* query, int query_stride, float* out,
-                         int out_stride) {
-  const int together = rows_together(sight), group = heads / kv_heads;
-  int pieces = 0;
-  for (int part = 0; part < part_count; ++part) pieces += (parts[part].count + together - 1) / together;
-  team.share(pieces * kv_heads, [&](int task) {
-    int piece = task / kv_heads;
-    const Part* part = parts;
-    for (int own; piece >= (own = (part->count + together - 1) / together); ++part) piece -= own;
-    const int first = piece * together, rows = std::min(together, part->count - first);
-    attend_rows(kv, layer, task % kv_heads, group, *part, first, rows, sight, query, query_stride, out, out_stride);
+  const auto sums_of = [&](int task, int span) { return room + (size_t(task) * tasks.spans + span) * tasks.numbers; };
+  team.share(tasks.count * tasks.spans, [&](int item) {
+    const int task = item / tasks.spans, span = item % tasks.spans;
+    open(task, true);
+    if (span >= block.first_span() && span <= block.last_span()) block.attend(span, sums_of(task, span));
   });
+  team.share(tasks.count, [&](int task) {
+    open(task, false);
+    float* all = sums_of(task, block.first_span());
+    for (int span = block.first_span() + 1; span <= block.last_span(); ++span) block.add(sums_of(task, span), all);
+    block.close(all, out, a.out_stride);
+  });
+}
+
+// Attention of all parts of a pass, shared by a team; `room` as large as Tasks says for so many threads or more.
+static inline void attend_parts(Team& team, const Attention& a, float* room) {
+  if (a.kv.kind == kFloat32) attend_typed<float>(team, a, room);
+  else attend_typed<uint16_t>(team, a, room);
 }

@@ -55,7 +55,7 @@ struct Space {
 
 struct Work {
   Space space;
-  std::vector<float> qkv, attended, gate_up, added, buffer;
+  std::vector<float> qkv, attended, gate_up, added, buffer, sums;
 
   void grow(const Decoder& d, int rows, int inputs = 0) {
     const int widest = std::max({2 * d.hidden, d.intermediate, d.heads * d.head_dim, inputs});
@@ -156,8 +156,9 @@ static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int
     turn_heads(d, layer, pass, row, layer.q_norm, d.heads, own);
     place_keys(d, pass, index, row, own + d.heads * width);
   });
-  attend_parts(team, pass.kv, pass.parts, pass.part_count, index, d.heads, d.kv_heads, layer.sight, work.qkv.data(), all,
-               work.attended.data(), d.heads * width);
+  const Attention attention = {pass.kv,    pass.parts, pass.part_count, index, d.heads, d.kv_heads, layer.sight, work.qkv.data(),
+                               work.attended.data(), all, d.heads * width};
+  attend_parts(team, attention, work.sums.data());
   prepare_rows(team, work.attended.data(), rows, nullptr, 0, layer.o, work.space, buffer);
   add_product(team, layer.o, work.space, layer.after_attention, d.eps, rows, pass.x, work.added.data());
   prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space, buffer);

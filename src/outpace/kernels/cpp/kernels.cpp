@@ -44,6 +44,7 @@ void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
   static thread_local Work work;
   Work& own = work;
   own.grow(*decoder, pass->rows);
+  own.sums.resize(Tasks(pass->parts, pass->part_count, decoder->heads, decoder->kv_heads, decoder->head_dim, threads).room());
   pool().run(threads, [&](Team& team) { run_layers(team, *decoder, *pass, own); });
 }
 
@@ -81,9 +82,9 @@ void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float
 void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int32_t layer, int32_t heads,
                     int32_t kv_heads, const Sight* sight, const float* query, float* out, int32_t threads) {
   const int width = heads * kv->head_dim;
-  pool().run(threads, [&](Team& team) {
-    attend_parts(team, *kv, parts, part_count, layer, heads, kv_heads, *sight, query, width, out, width);
-  });
+  const Attention attention = {*kv, parts, part_count, layer, heads, kv_heads, *sight, query, out, width, width};
+  std::vector<float> sums(Tasks(parts, part_count, heads, kv_heads, kv->head_dim, threads).room());
+  pool().run(threads, [&](Team& team) { attend_parts(team, attention, sums.data()); });
 }
 
 int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPanel - 1) / kPanel) * panel_bytes(*m); }

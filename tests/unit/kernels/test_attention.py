@@ -1,0 +1,117 @@
+"""Attention by the compiled kernels: a row's bits depend on the positions that it sees and on nothing else."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
+from outpace.core.tree import Topology
+from outpace.kernels import attention
+from tests.unit.models.tiny import needs_kernels
+
+pytestmark = needs_kernels
+# Paths of four nodes and more, whose rows lie apart.
+TREE = Topology.of((-1, 0, 0, 1, 1, 2, 4, 0, 6, 3, 8, 10, 5))
+WIDTHS = [(64, 3), (128, 6), (32, 1), (48, 2), (10, 7)]
+"""Numbers of a head, and query heads of a key head: with tiles of AMX, with pairs, and with neither."""
+# On both sides of where halves of a tile, tiles and spans end.
+LENGTHS = (1, 20, 29, 31, 32, 58, 63, 64, 100, 505, 511, 512, 1029)
+
+
+class World:
+    """Random keys and values of a text and of a tree behind it, one layer, two key heads."""
+
+    def __init__(self, width: int, group: int, dtype: torch.dtype, length: int) -> None:
+        generator = torch.Generator().manual_seed(length)
+        count = length + len(TREE)
+        self.width, self.dtype, self.length = width, dtype, length
+        self.query = torch.randn(2 * group, count, width, generator=generator) * 2
+        self.rows = torch.randn(2, 2, count, width, generator=generator).to(dtype)  # keys and values
+
+    def slot(self, order: Sequence[int], committed: int, slots: int = 1) -> SlotKV:
+        """Slots that each hold rows in this order; nothing may come of what lies behind them."""
+        kv = SlotKV(1, slots, 2, len(order), self.width, self.dtype, self.dtype, torch.device("cpu"))
+        for rows, own in zip((kv.keys, kv.values), self.rows, strict=True):
+            rows.fill_(torch.nan)
+            rows[0, :, :, : len(order)] = own[None, :, list(order)]
+        kv.lengths = [committed] * slots
+        return kv
+
+    def alone(self, path: Sequence[int], window: int | None = None) -> Tensor:
+        """[heads, width] of the last row of a path, all others committed."""
+        last = len(path) - 1
+        segment = Segment(self.slot(path, last), 0, 0, torch.tensor([last]))
+        return attention.attend(self.query[:, [path[-1]]], [segment], settings(window))[0]
+
+    def text(self, first: int, window: int | None = None) -> Tensor:
+        """[N, heads, width] of the rows of the text from one on, as a chunk."""
+        chain = Topology.chain(self.length - first)
+        segment = Segment(
+            self.slot(range(self.length), first), 0, 0, chain.depth_tensor + first, chain.ancestor_mask, is_prompt=True
+        )
+        return attention.attend(self.query[:, first : self.length], [segment], settings(window))
+
+
+def settings(window: int | None) -> AttentionSettings:
+    return AttentionSettings(0, 0.2, window, None)
+
+
+@pytest.fixture(params=[1, 3], ids=["1 thread", "3 threads"], autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "threads", lambda: request.param)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group"), WIDTHS)
+def test_a_node_has_its_bits_in_any_company(width: int, group: int, dtype: torch.dtype, window: int | None) -> None:
+    """Guards against sums over tiles that begin elsewhere, or pair other positions, where a tree's rows lie between:
+    a node of a tree is its path's last row, whatever else is in the pass."""
+    for length in LENGTHS:
+        world = World(width, group, dtype, length)
+        tree = range(length, length + len(TREE))
+        kv = world.slot([*range(length), *tree], length, slots=3)
+        positions = TREE.depth_tensor + length
+        chain = Topology.chain(1)
+        segments = [Segment(kv, slot, slot * len(TREE), positions, TREE.ancestor_mask) for slot in (0, 1)]
+        segments.append(Segment(kv, 2, 2 * len(TREE), chain.depth_tensor + length, chain.ancestor_mask))
+        query = torch.cat([world.query[:, tree], world.query[:, tree], world.query[:, tree[:1]]], dim=1)
+        together = attention.attend(query, segments, settings(window))
+        for node in (0, 3, 9, 11, 12):
+            path = [*range(length), *(length + step for step in TREE.path(node))]
+            alone = world.alone(path, window)
+            assert torch.equal(together[node], alone), f"node {node} behind {length} rows"
+            assert torch.equal(together[len(TREE) + node], alone), f"node {node} of the second request"
+        assert torch.equal(together[-1], together[0]), "a plain row beside trees"
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group"), WIDTHS)
+def test_a_prompt_has_its_bits_however_it_is_cut(
+    width: int, group: int, dtype: torch.dtype, window: int | None
+) -> None:
+    """Guards against tiles counted from where a chunk begins: a cached prefix ends anywhere."""
+    world = World(width, group, dtype, 1100)
+    whole = world.text(0, window)
+    for first in (1, 37, 64, 500, 1023, 1090):
+        assert torch.equal(world.text(first, window), whole[first:]), f"chunk from {first} on"
+    for row in (0, 31, 32, 63, 64, 511, 512, 513, 1099):
+        assert torch.equal(world.alone(range(row + 1), window), whole[row]), f"row {row}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group"), WIDTHS)
+def test_rows_attend_as_written(width: int, group: int, dtype: torch.dtype) -> None:
+    """Guards against a tile, a span or a query lost on the way: the numbers are those of float64."""
+    world = World(width, group, dtype, 1100)
+    found = world.text(0, 700).double()
+    keys, values = world.rows.double().repeat_interleave(group, 1)
+    scores = world.query[:, :1100].double() @ keys[:, :1100].transpose(1, 2) * 0.2
+    distance = torch.arange(1100)[:, None] - torch.arange(1100)
+    weights = scores.masked_fill((distance < 0) | (distance >= 700), -torch.inf).softmax(-1)
+    expected = (weights @ values[:, :1100]).transpose(0, 1)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
