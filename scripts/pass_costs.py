@@ -1,14 +1,14 @@
-"""What a pass costs by its rows, by the tokens before them and by requests, and the memory that it takes.
+"""What a pass costs by rows, by the tokens before them and by requests, and the bytes of a token of context.
 
 python scripts/pass_costs.py MODEL OUT.json [--quantize int8]
 
-Nothing is decoded: slots are filled with zeros up to each length, for time does not depend on what is in them.
+Nothing is decoded: slots are filled with noise up to each length.
 """
 
 import argparse
 import json
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from time import perf_counter
 
 import torch
@@ -17,7 +17,7 @@ import outpace
 from outpace.core.tree import DraftTree, Topology
 from outpace.models.target import TransformersTarget
 
-ROWS, CONTEXTS, REQUESTS = (1, 2, 4, 8, 16, 32, 64), (256, 1024, 2048, 4096, 8064), (1, 2, 4, 8, 16)
+ROWS, CONTEXTS, REQUESTS = (1, 2, 4, 8, 16, 32, 64), (512, 1024, 2048, 4000), (1, 2, 4, 8, 16)
 REPEATS = 9
 
 
@@ -42,20 +42,19 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--quantize", default="none")
     given = parser.parse_args()
-    model = outpace.load(given.model, "plain", quantize=given.quantize, max_model_len=8192, max_num_seqs=max(REQUESTS))
+    model = outpace.load(given.model, "plain", quantize=given.quantize, max_model_len=4096, max_num_seqs=max(REQUESTS))
     target = model.target
-    target.kv.keys.zero_()
-    target.kv.values.zero_()
+    target.kv.keys.normal_()
+    target.kv.values.normal_()
     per_token = 2 * target.kv.keys[:, 0, :, 0].numel() * target.kv.keys.element_size()
+    contexts = {rows: [pass_ms(target, 1, rows, context) for context in CONTEXTS] for rows in ROWS}
     found = {
         "model": given.model,
         "quantize": given.quantize,
         "kv_bytes_per_token": per_token,
-        "contexts": [
-            {"context": context, "rows": rows, "ms": pass_ms(target, 1, rows, context)}
-            for context in CONTEXTS
-            for rows in ROWS
-        ],
+        "contexts": CONTEXTS,
+        "ms_by_rows": contexts,
+        "us_per_token": {rows: round(linear_regression(CONTEXTS, ms).slope * 1e3, 2) for rows, ms in contexts.items()},
         "requests": [
             {"requests": requests, "rows": rows, "ms": pass_ms(target, requests, rows, 256)}
             for requests in REQUESTS
