@@ -80,11 +80,12 @@ def test_answers_carry_the_servers_own_times_and_passes(server: Path) -> None:
 def test_each_method_has_its_flags() -> None:
     """Guards against a draft model that drafts nothing because the kind of speculation was not named with it, and
     against the same flags for all lengths."""
-    assert run_llama_cpp._drafting("plain", None, "2") == ["--spec-type", "none"]
-    assert run_llama_cpp._drafting("ngram-map-k", "small.gguf", "2") == ["--spec-type", "ngram-map-k"]
-    drafting = run_llama_cpp._drafting("draft-4", "small.gguf", "2")
+    assert run_llama_cpp._drafting("plain", None, None, "2") == ["--spec-type", "none"]
+    assert run_llama_cpp._drafting("ngram-map-k", "small.gguf", "qwen2", "2") == ["--spec-type", "ngram-map-k"]
+    drafting = run_llama_cpp._drafting("draft-4", "small.gguf", "qwen2", "2")
     assert drafting[:4] == ["--spec-type", "draft-simple", "--spec-draft-n-max", "4"]
     assert drafting[4:6] == ["--spec-draft-model", "small.gguf"]
+    assert run_llama_cpp._drafting("draft-4", "d.gguf", "dflash", "2")[:2] == ["--spec-type", "draft-dflash"]
     services = PEERS["llama.cpp"].of_gguf
     assert [service.methods for service in services] == [(method,) for method in (*LLAMA_CPP, *DRAFTED)]
 
