@@ -212,7 +212,7 @@ def test_errors_are_one_line_with_status_two(tmp_path: Path) -> None:
 
 def test_a_speculative_config_runs_as_the_method_it_means(folder: str) -> None:
     """Guards against a command that takes vLLM's JSON and drafts as it always did."""
-    options = ["-m", folder, "--max-new-tokens", "16", "--ignore-eos", *CONFIG]
+    options = ["-m", folder, "--max-new-tokens", "48", "--ignore-eos", *CONFIG]
     report = last_json(run("generate", "la la la la la la", *options, "--json"))
     plain = last_json(run("generate", "la la la la la la", *options[:-2], "--method", "plain", "--json"))
     assert report["method"] == "lookup:budget=4"
