@@ -94,16 +94,16 @@ def checked_drafting(
 
 
 def checked_loading(
-    model: Any, max_model_len: Any, max_num_seqs: Any, dtype: Any, device: Any, quantize: Any
+    model: Any, dtype: Any, device: Any, quantize: Any, max_num_seqs: Any, **sizes: Any
 ) -> dict[str, Any]:
-    """Options of `load_target` in their normal forms; `InvalidRequest` for a wrong type or bound."""
+    """Options of `load_target` in their normal forms; `InvalidRequest` for a wrong type or bound. Sizes may be None."""
     return {
         "name": checked_name("model", model),
-        "max_model_len": None if max_model_len is None else check_int("max_model_len", max_model_len, 1),
-        "max_num_seqs": check_int("max_num_seqs", max_num_seqs, 1),
         "dtype": _word("dtype", dtype),
         "device": _device(device),
         "quantize": _word("quantize", quantize),
+        "max_num_seqs": check_int("max_num_seqs", max_num_seqs, 1),
+        **{name: None if size is None else check_int(name, size, 1) for name, size in sizes.items()},
     }
 
 
@@ -411,6 +411,7 @@ def load(
     device: Any = LoadSettings.device,
     max_model_len: int | None = None,
     max_num_seqs: int = LoadSettings.max_num_seqs,
+    kv_cache_memory_bytes: int | None = None,
     exact: bool = LoadSettings.exact,
     enable_prefix_caching: bool = LoadSettings.enable_prefix_caching,
     progress: bool | None = None,
@@ -424,7 +425,15 @@ def load(
         InvalidRequest: a bad option.
     """
     method, named = checked_drafting(method, drafter, budget, speculative_config)
-    options = checked_loading(model, max_model_len, max_num_seqs, dtype, device, quantize)
+    options = checked_loading(
+        model,
+        dtype,
+        device,
+        quantize,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+    )
     check_flags(profile=profile, exact=exact, enable_prefix_caching=enable_prefix_caching)
     if progress is not None:
         check_flags(progress=progress)

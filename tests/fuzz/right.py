@@ -112,6 +112,7 @@ LOAD: dict[str, Right] = {
     "device": lambda value: False,
     "max_model_len": optional(whole(1, 256)),
     "max_num_seqs": whole(1),
+    "kv_cache_memory_bytes": optional(whole(1)),
     "exact": flag,
     "enable_prefix_caching": flag,
 }

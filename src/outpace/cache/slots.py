@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outpace.cache.memory import Pages
+
 # Keys are multiplied in whole blocks: when threads split a product, a smaller piece runs another kernel.
 KEY_BLOCK = 16
 
@@ -36,8 +38,11 @@ class SlotKV:
     A pass writes its N rows after the `lengths[slot]` committed ones; `commit` keeps the rows of one path. Rows after
     the committed length are scratch; a later pass overwrites them before it reads them.
 
+    Memory is taken as rows are written (`memory.Pages`); `trim` gives back what a slot no longer needs.
+
     Args:
         capacity: rows per slot: the longest request plus the largest tree. One block more can be read.
+        budget: rows that all slots together may hold; None without a limit.
     """
 
     def __init__(
@@ -50,12 +55,14 @@ class SlotKV:
         key_dtype: torch.dtype,
         value_dtype: torch.dtype,
         device: torch.device,
+        budget: int | None = None,
     ) -> None:
         shape = (layers, slots, kv_heads, capacity + KEY_BLOCK, head_dim)
-        self.keys = torch.empty(shape, dtype=key_dtype, device=device)
-        self.values = torch.empty(shape, dtype=value_dtype, device=device)
-        self.capacity = capacity
+        self._pages = Pages(shape, key_dtype, device), Pages(shape, value_dtype, device)
+        self.keys, self.values = (pages.tensor for pages in self._pages)
+        self.capacity, self.budget = capacity, budget
         self.lengths = [0] * slots
+        self._held = [0] * slots
 
     @property
     def spare(self) -> tuple[int, int]:
@@ -66,6 +73,18 @@ class SlotKV:
         """Drop committed rows from `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)
 
+    def held(self, slot: int) -> int:
+        """Rows of a slot that take memory, committed or not."""
+        return self._held[slot]
+
+    def trim(self, slot: int) -> None:
+        """Give back the memory of a slot's rows after the committed ones."""
+        for pages in self._pages:
+            for heads in pages.tensor[:, slot]:
+                for rows in heads:  # [capacity + KEY_BLOCK, head_dim]
+                    pages.release(rows[self.lengths[slot] : self._held[slot]])
+        self._held[slot] = self.lengths[slot]
+
     def copy(self, source: int, goal: int, length: int) -> None:
         """Replace the rows of `goal` by the first `length` committed rows of `source`, or as many as there are."""
         length = min(length, self.lengths[source])
@@ -73,16 +92,17 @@ class SlotKV:
             self.lengths[goal] = 0
             for rows_of in (self.keys, self.values):
                 rows_of[:, goal, :, :length] = rows_of[:, source, :, :length]
-        self.lengths[goal] = length
+        self.lengths[goal], self._held[goal] = length, max(self._held[goal], length)
 
     def rows(self, slot: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of a slot's keys and of its values up to a row, one [kv_heads, end, head_dim] per layer."""
         return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
 
     def end(self, slot: int, count: int) -> int:
-        """The end of `count` rows after the committed ones."""
+        """The end of `count` rows after the committed ones, which will be written."""
         end = self.lengths[slot] + count
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
+        self._held[slot] = max(self._held[slot], end)
         return end
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:

@@ -43,6 +43,7 @@ LOADING = (
     "quantize",
     "device",
     "max_model_len",
+    "kv_cache_memory_bytes",
     "exact",
 )
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")

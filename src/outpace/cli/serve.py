@@ -105,7 +105,7 @@ def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: Se
 
 def _named(context: typer.Context) -> dict[str, str | None]:
     """Options that both servers have, where they were given."""
-    shared = ("dtype", "max_model_len", "max_num_seqs", "chat_template")
+    shared = ("dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "chat_template")
     values: dict[str, str | None] = {
         name.replace("_", "-"): str(context.params[name]) for name in shared if is_given(context, name)
     }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.budget.costs import Prices
+from outpace.core.memory import SlotMemory
 from outpace.core.params import Constraint, SamplingParams
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.lib.checks import is_int, shown
@@ -109,12 +110,16 @@ class Target(Protocol):
         max_length: tokens of one request, prompt and answer together.
         max_slots: requests that can be decoded at a time.
         eos_token_ids: ids that end a request unless it names its own.
+        memory: of its slots.
     """
 
     vocab_size: int
     max_length: int
     max_slots: int
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def memory(self) -> SlotMemory: ...
 
     def rewind_slot(self, slot: int, length: int) -> None:
         """Discard all but the first `length` committed tokens of a slot."""

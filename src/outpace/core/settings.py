@@ -149,8 +149,15 @@ class LoadSettings:
     )
     max_model_len: int | None = setting(
         None,
-        "Tokens per request, prompt and answer together; by default the model's limit, at most 4096.",
+        "Tokens per request, prompt and answer together; by default the model's limit, or what memory holds.",
         unit="TOKENS",
+        low=1,
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        "Memory for the keys and values of all requests together; requests that do not fit wait. By default 80 % of "
+        "what is free after loading.",
+        unit="BYTES",
         low=1,
     )
     max_num_seqs: int = setting(8, "Requests decoded at a time; more wait in a queue.", unit="REQUESTS", low=1)

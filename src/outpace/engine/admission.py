@@ -6,6 +6,9 @@ request whose prompt begins like one that is being written waits for that; this 
 it, since all prompts are written at the same pace.
 
 Under rejection nothing is shared: what a method has learned from other requests would affect the answer.
+
+A request that has a slot has memory for its longest answer too, so that none has to be stopped for another. Where
+memory is short, cached contents are dropped first, and then requests wait.
 """
 
 from collections.abc import Sequence
@@ -14,6 +17,7 @@ from time import perf_counter
 from weakref import ref
 
 from outpace.core.protocols import Target
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.session import KeptSlot, Session, Written, shared
 
 LEAST_SHARED = 16
@@ -97,6 +101,19 @@ class Roster:
         slots = {session.slot for session in self.running() if session.slot is not None}
         return slots | {kept.slot for kept in self.kept()}
 
+    def idle(self) -> list[int]:
+        """Slots that may be evicted, those that are needed least first: without contents, left, kept."""
+        taken, kept = self.taken(), [one.slot for one in self.kept()]
+        free = [slot for slot in self._slots if slot not in taken and slot not in self._left]
+        return [*free, *(slot for slot in self._left if slot not in taken), *kept]
+
+    def evict(self, slot: int) -> None:
+        """Forget the contents of an idle slot."""
+        for kept in self.kept():
+            if kept.slot == slot:
+                self.release(kept)
+        self._left.pop(slot, None)
+
     def spare_slot(self, wanted: int | None = None) -> int | None:
         """A slot that may be overwritten, if need be that of the oldest conversation; None if there is none."""
         taken = self.taken()
@@ -122,19 +139,52 @@ class Admission:
         """Give slots to waiting requests: first those kept by the turn before, then others in order of arrival."""
         waiting = [session for session in sessions if session.slot is None]
         for session in waiting:
-            if session.resume is not None:
+            if session.resume is not None and self._has_memory(session, session.resume.slot):
                 self._resume(session, session.resume)
-        # A request that waits for another's prompt counts as admitted, so that none overtakes it.
+        if any(session.resume is not None for session in waiting):
+            return  # it waits for memory, and none overtakes it
+        # A request that waits for another's prompt counts as admitted.
         room = self._roster.room()
         for session in [session for session in waiting if session.slot is None][:room]:
             found, length = self._longest(session)
-            if not self._is_coming(session, length, sessions):
-                self._enter(session, found, length)
+            if self._is_coming(session, length, sessions):
+                continue
+            own = found.slot if found is not None and _goes_on(session, found, length) else None
+            if not self._has_memory(session, own):
+                break
+            if found is not None and self._target.memory.held(found.slot) < length:  # dropped for it
+                found, length = self._longest(session)
+            self._enter(session, found, length)
 
     def leave(self, session: Session) -> None:
         """Cache the slot's contents of a request that has ended."""
         if session.error is None and self._may_share(session):
             self._roster.leave(_written(session))
+
+    def _has_memory(self, session: Session, own: int | None) -> bool:
+        """Whether there is memory for all rows of a request, in the slot `own` or a new one. If need be, contents of
+        other idle slots are dropped for it."""
+        memory = self._target.memory
+        if memory.budget is None:
+            return True
+        reserved = {other.slot: self._most(other) for other in self._roster.running() if other.slot is not None}
+        slots = [slot for slot in range(self._target.max_slots) if slot != own]
+        free = memory.budget - max(self._most(session), 0 if own is None else memory.held(own))
+        free -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
+        for slot in self._roster.idle():
+            if free >= 0:
+                break
+            if slot != own:
+                self._roster.evict(slot)
+                free += memory.held(slot)
+                self._target.rewind_slot(slot, 0)
+                memory.trim(slot)
+        return free >= 0
+
+    def _most(self, session: Session) -> int:
+        """Rows that a request may come to hold."""
+        longest = min(len(session.prompt_ids) + session.params.max_new_tokens, self._target.max_length)
+        return longest + MAX_TREE_NODES
 
     def _may_share(self, session: Session) -> bool:
         return self._roster.shares and not session.params.is_rejection
@@ -167,8 +217,7 @@ class Admission:
     def _enter(self, session: Session, found: Written | None, length: int) -> None:
         """Give a session a slot that holds the first `length` ids of its prompt, copied from `found`."""
         proposer = session.proposer
-        # A prompt that continues all of the contents takes their slot; otherwise they may be needed again.
-        goes_on = found is not None and found.proposer is proposer and len(found.ids) < length + LEAST_SHARED
+        goes_on = found is not None and _goes_on(session, found, length)
         slot = self._roster.spare_slot(found.slot if found is not None and goes_on else None)
         assert slot is not None, "there is room"
         if found is None:
@@ -194,6 +243,11 @@ class Admission:
         else:
             self._roster.release(kept)
         session.resume = None
+
+
+def _goes_on(session: Session, found: Written, length: int) -> bool:
+    """Whether a prompt continues all of some contents and may take their slot; otherwise they may be needed again."""
+    return found.proposer is session.proposer and len(found.ids) < length + LEAST_SHARED
 
 
 def _written(session: Session) -> Written:

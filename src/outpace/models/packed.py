@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from outpace.cache.memory import is_lazy
 from outpace.cache.passes import PassCache, Tables, TilePlan
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import MAX_TREE_NODES, Topology
@@ -127,13 +128,15 @@ class PackedModel:
         decoder: a transformers decoder whose attention implementation is `models.attention.ATTENTION_NAME`.
         head: its LM head.
         config: the decoder's text configuration.
-        max_length: tokens of one request.
+        max_length: tokens of one request; fewer where memory holds no more.
         max_slots: requests at a time.
         key_dtype, value_dtype: of the stored keys and values.
+        memory: bytes that keys and values may take; None without a limit.
         tiled: one attention call per layer for all requests; None for everywhere but on a CPU.
         exact: tiled passes of fixed shapes, which are batch-invariant.
 
     Attributes:
+        row_bytes: bytes of the keys and values of a token.
         captures: tiled passes run over static buffers, on CUDA as graphs.
         native: the decoder run by compiled kernels; None where its own modules run.
         computed_by: which of the two runs, and why.
@@ -150,8 +153,9 @@ class PackedModel:
         value_dtype: torch.dtype,
         tiled: bool | None = None,
         exact: bool = False,
+        memory: int | None = None,
     ) -> None:
-        self.max_length, self.max_slots, self.config = max_length, max_slots, config
+        self.max_slots, self.config = max_slots, config
         self.decoder, self.head = decoder, head
         self.device, self.dtype = place_of(decoder)
         self.tiled, self.exact = self.device.type != "cpu" if tiled is None else tiled, exact
@@ -159,15 +163,25 @@ class PackedModel:
         head.fixed_rows = EXACT_ROWS if exact else head.fixed_rows
         self.vocab_size = head.vocab_size
         heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.row_bytes = config.num_hidden_layers * kv_heads * head_dim * (key_dtype.itemsize + value_dtype.itemsize)
+        budget = None if memory is None else memory // self.row_bytes
+        if budget is not None:
+            # Where memory is taken at once, each slot has its share from the start.
+            most = budget if is_lazy(self.device) else budget // max_slots
+            max_length = min(max_length, max(most - MAX_TREE_NODES, 1))
+        self.max_length = max_length
         self.kv = SlotKV(
             layers=config.num_hidden_layers,
             slots=max_slots,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            kv_heads=kv_heads,
             capacity=max_length + MAX_TREE_NODES,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=head_dim,
             key_dtype=key_dtype,
             value_dtype=value_dtype,
             device=self.device,
+            budget=budget,
         )
         # The number of rows per expert is read on the host, which a graph cannot do.
         self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
@@ -178,6 +192,11 @@ class PackedModel:
     def embedding(self) -> nn.Embedding:
         """The decoder's input embedding."""
         return cast(nn.Embedding, self.decoder.get_input_embeddings())  # type: ignore[operator]
+
+    @property
+    def memory(self) -> SlotKV:
+        """The slots, as what the engine counts rows of."""
+        return self.kv
 
     def rewind_slot(self, slot: int, length: int) -> None:
         """Drop a slot's rows from `length` on."""

@@ -37,7 +37,7 @@ class TransformersTarget(PackedModel):
         pack: false keeps the model's layers.
         rounded_to: the dtype that the weights were rounded to before they were widened; None for the model's.
         quantize: "none", "int8", or "file" for layers over a GGUF file's blocks.
-        tiled, exact: as in `PackedModel`; on a CPU `exact` changes nothing but what `models.exactness` requires.
+        memory, tiled, exact: as in `PackedModel`; on a CPU `exact` changes only what `models.exactness` requires.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class TransformersTarget(PackedModel):
         quantize: str = "none",
         tiled: bool | None = None,
         exact: bool = False,
+        memory: int | None = None,
     ) -> None:
         self.eos_token_ids, self.rounded_to, self.quantize = eos_token_ids, rounded_to or model.dtype, quantize
         self.wants_exact = exact
@@ -70,6 +71,7 @@ class TransformersTarget(PackedModel):
             value_dtype=torch.float64 if is_wide else dtype,
             tiled=tiled,
             exact=exact and not on_cpu,
+            memory=memory,
         )
         buckets = (EXACT_ROWS,) if self.exact else HEAD_ROWS
         self._captured_head = Captured(self._head_outputs, buckets, self.device)

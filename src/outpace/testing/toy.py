@@ -15,6 +15,20 @@ from outpace.sampling.noise import noise_key, uniform
 TOP = 16
 
 
+class ToyMemory:
+    """What the slots of a toy hold: a row for each id that was ever committed there since it was trimmed."""
+
+    def __init__(self, committed: dict[int, list[int]], budget: int | None) -> None:
+        self.budget, self._committed, self._held = budget, committed, dict.fromkeys(committed, 0)
+
+    def held(self, slot: int) -> int:
+        self._held[slot] = max(self._held[slot], len(self._committed[slot]))
+        return self._held[slot]
+
+    def trim(self, slot: int) -> None:
+        self._held[slot] = len(self._committed[slot])
+
+
 class ToyTarget:
     """A target whose next-token distribution depends on the last two tokens and on the position, like a model with
     RoPE.
@@ -24,6 +38,7 @@ class ToyTarget:
 
     Args:
         sharpness: scale of the logits; larger is more predictable.
+        memory: rows that all slots together may hold; None without a limit.
     """
 
     def __init__(
@@ -34,10 +49,12 @@ class ToyTarget:
         max_length: int = 256,
         max_slots: int = 4,
         eos_token_ids: tuple[int, ...] = (),
+        memory: int | None = None,
     ) -> None:
         self.vocab_size, self.max_length, self.max_slots = vocab_size, max_length, max_slots
         self.eos_token_ids = eos_token_ids
         self.committed: dict[int, list[int]] = {slot: [] for slot in range(max_slots)}
+        self.memory = ToyMemory(self.committed, memory)
         self._passes: dict[int, DraftTree] = {}
         self._seed, self._sharpness = seed, sharpness
         self._rows: dict[tuple[int, int], Tensor] = {}  # [V] by context and position: thousands of samples ask the same

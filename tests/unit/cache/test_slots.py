@@ -1,6 +1,8 @@
 """Slot KV: what a commit keeps, where the next pass writes, who may use which rows."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,3 +135,35 @@ def test_keys_and_values_keep_their_own_precision() -> None:
     keys, values = kv.rows(slot, kv.lengths[slot])
     assert keys[0].dtype == torch.bfloat16
     assert torch.equal(values[0], exact[0])
+
+
+def resident_bytes(kv: SlotKV) -> int:
+    """Bytes of a store's pages that are in memory, as the system counts them."""
+    start = kv.keys.data_ptr()
+    for area in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        first, last = (int(place, 16) for place in area.split()[0].split("-"))
+        if first <= start < last:
+            return int(re.search(r"Rss:\s+(\d+) kB", area)[1]) * 1024  # type: ignore[index]
+    raise AssertionError("keys are in no area of memory")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux counts pages here")
+def test_memory_is_taken_as_rows_are_written_and_given_back() -> None:
+    """Guards against a long context that costs its memory before it has tokens, or after they are gone, and against
+    pages of committed rows or of another slot that are given back."""
+    rows, capacity = 2**12, 2**15
+    kv = SlotKV(1, 2, 1, capacity, 256, torch.float32, torch.float32, torch.device("cpu"))
+    huge = 2**21  # the system may give pages of this size
+    assert resident_bytes(kv) <= huge
+    for slot in range(2):
+        Segment(kv, slot, 0, torch.arange(rows))
+        kv.keys[0, slot, 0, :rows] = slot + 1
+        kv.lengths[slot] = rows
+    taken = 2 * rows * 256 * 4
+    assert taken <= resident_bytes(kv) <= taken + 4 * huge
+    kv.truncate(0, 10)
+    kv.trim(0)
+    assert [kv.held(0), kv.held(1)] == [10, rows]
+    assert resident_bytes(kv) <= taken / 2 + 4 * huge
+    assert (kv.keys[0, 0, 0, :10] == 1).all()
+    assert (kv.keys[0, 1, 0, :rows] == 2).all()

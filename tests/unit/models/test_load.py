@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from benchmarks.peers import gguf_file
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.models.loading import load
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import choose_device, choose_dtype
 from outpace.models.loading.registry import BUILT_IN, resolve
@@ -160,6 +162,7 @@ def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, t
         ({"dtype": "torch.float32"}, r"dtype='torch\.float32'"),
         ({"device": "abacus"}, r"device='abacus': not a device"),
         ({"max_num_seqs": 0}, "max_num_seqs=0: must be an integer >= 1"),
+        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes=0: must be an integer >= 1"),
         ({"max_model_len": 0}, "max_model_len=0: must be an integer >= 1"),
         ({"max_model_len": 257}, "max_model_len=257: .* positions for 1 to 256 tokens"),
         ({"budget": -1}, "budget=-1"),
@@ -192,6 +195,19 @@ def test_the_models_limit_and_the_users_shorter_one(checkpoint: Path) -> None:
     """Guards against positions the model was not built for, and against a shorter limit that is ignored."""
     assert load_target(str(checkpoint), "float32", "cpu", None, 1)[0].max_length == 256
     assert load_target(str(checkpoint), "float32", "cpu", 1, 1)[0].max_length == 1
+
+
+def test_the_limit_of_memory(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a context that memory does not hold: taken in silence where it was wanted, refused where it was
+    only the model's limit."""
+    target, _ = load_target(str(checkpoint), "float32", "cpu", None, 2)
+    rows = {"kv_cache_memory_bytes": (MAX_TREE_NODES + 40) * target.row_bytes}
+    assert load_target(str(checkpoint), "float32", "cpu", None, 2, **rows)[0].max_length == 40
+    with pytest.raises(InvalidRequest, match=r"max_model_len=41: .* hold 40 tokens per request.*kv_cache_memory_bytes"):
+        load_target(str(checkpoint), "float32", "cpu", 41, 2, **rows)
+    monkeypatch.setattr(load, "free_bytes", lambda device: 1000)
+    with pytest.raises(InvalidRequest, match=r"max_model_len=256: .* hold 1 tokens.*free memory"):
+        load_target(str(checkpoint), "float32", "cpu", None, 2)
 
 
 @pytest.mark.parametrize(

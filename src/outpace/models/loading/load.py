@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from outpace.cache.memory import SHARE, free_bytes
 from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
@@ -23,8 +24,6 @@ from outpace.models.tokenizer import TextCodec, read_tokenizer
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
 
-DEFAULT_MAX_LENGTH = 4096
-
 
 def load_target(
     name: str,
@@ -34,15 +33,17 @@ def load_target(
     max_num_seqs: int,
     quantize: str = "auto",
     exact: bool = False,
+    kv_cache_memory_bytes: int | None = None,
 ) -> tuple[TransformersTarget, TextCodec]:
     """Load a model and its tokenizer.
 
     Args:
         name: folder, GGUF file, pulled name or hub id.
         dtype, device: "auto" or a name.
-        max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
+        max_model_len: tokens per request, prompt and answer; None takes the model's limit, or what memory holds.
         max_num_seqs: requests at a time.
         quantize: as of `precision.choose_quantization`.
+        kv_cache_memory_bytes: for keys and values of all requests together; None takes most of what is free.
         exact: passes of fixed shapes on a GPU; on a CPU an error where they are not bit-exact anyway.
 
     Raises:
@@ -68,10 +69,23 @@ def load_target(
     model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME, quantize)
     codec = read_tokenizer(source)
     eos = _eos_token_ids(source, model.generation_config, model.config, codec)
-    length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
+    memory = int(free_bytes(where) * SHARE) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
     target = TransformersTarget(
-        model, length, max_num_seqs, eos, rounded_to=chosen_dtype, quantize=quantize, exact=exact
+        model,
+        max_model_len or limit,
+        max_num_seqs,
+        eos,
+        rounded_to=chosen_dtype,
+        quantize=quantize,
+        exact=exact,
+        memory=memory,
     )
+    if target.max_length < (max_model_len or min(limit, 2)):
+        raise InvalidRequest(
+            f"max_model_len={max_model_len or limit}: {memory / 2**30:.1f} GB for keys and values hold "
+            f"{target.max_length} tokens per request, {target.row_bytes / 2**10:.0f} KB each; take fewer, or "
+            + ("free memory" if kv_cache_memory_bytes is None else "raise kv_cache_memory_bytes")
+        )
     return target, codec
 
 

@@ -1,0 +1,69 @@
+"""Memory of keys and values: how much there is, and tensors whose pages the system gives as rows are written."""
+
+import mmap
+import sys
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.lib.errors import InvalidRequest
+
+SHARE = 0.8
+"""Of the memory that is free once weights are loaded; the rest is for drafters and intermediate results."""
+_GROUP_LIMITS = Path("/sys/fs/cgroup")  # of a container
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: space beyond the memory there is
+
+
+def is_lazy(device: torch.device) -> bool:
+    """Whether memory is given page by page. Windows commits all of it at once, and so do devices."""
+    return device.type == "cpu" and sys.platform != "win32"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that are free on a device, or in this process's container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit, used = ((_GROUP_LIMITS / name).read_text() for name in ("memory.max", "memory.current"))
+        return min(free, int(limit) - int(used))
+    except (OSError, ValueError):  # no container, or "max"
+        return free
+
+
+class Pages:
+    """A tensor whose memory is given as it is written, where the system can (`is_lazy`), and can be given back.
+
+    Raises:
+        InvalidRequest: there is no space for it.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        count = prod(shape)
+        self._map: mmap.mmap | None = None
+        if not is_lazy(device) or not count:
+            self.tensor = torch.empty(*shape, dtype=dtype, device=device)
+            return
+        size = count * dtype.itemsize
+        try:
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        except (OSError, OverflowError) as error:
+            raise InvalidRequest(
+                f"no space for {size / 2**30:.1f} GB of keys and values: load with a smaller max_model_len or "
+                "max_num_seqs"
+            ) from error
+        self.tensor = torch.frombuffer(self._map, dtype=dtype, count=count).view(*shape)
+
+    def release(self, part: Tensor) -> None:
+        """Give the pages of a contiguous part of the tensor back. It then reads as zeros, or as before."""
+        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start = part.data_ptr() - self.tensor.data_ptr()
+        first, last = -(-start // mmap.PAGESIZE), (start + part.numel() * part.element_size()) // mmap.PAGESIZE
+        if first < last:
+            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)

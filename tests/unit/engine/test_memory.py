@@ -1,0 +1,88 @@
+"""Requests share a budget of rows: what fits runs, cached contents give way, the rest waits, and no token changes."""
+
+from typing import Any
+
+import pytest
+
+from outpace.core.params import SamplingParams
+from outpace.core.tree import MAX_TREE_NODES
+from outpace.engine.engine import Engine
+from outpace.testing import decode
+from outpace.trees.proposer import EmptyDraft
+from tests.unit.engine.doubles import run_all, toy_engine
+from tests.unit.engine.test_kept import named, turn
+from tests.unit.engine.test_prefixes import Mindful
+
+TOKENS, PROMPTS = 24, [[index, *range(1, 40)] for index in range(1, 6)]
+NEEDED = len(PROMPTS[0]) + TOKENS + MAX_TREE_NODES
+PARAMS = SamplingParams(max_new_tokens=TOKENS)
+
+
+def engine_of(memory: int | None, **options: Any) -> Engine:
+    return Engine(Mindful(memory=memory, vocab_size=60, **options), prefill_chunk=64)
+
+
+def held(engine: Engine) -> int:
+    return sum(engine.target.memory.held(slot) for slot in range(engine.target.max_slots))
+
+
+def answers(engine: Engine) -> tuple[list[list[int]], int]:
+    """Answers to all prompts, added at once, and the most requests that ran at a time."""
+    proposer, most = named("recycle:budget=8,matrix=private", 60), 0
+    sessions = [engine.add(prompt, PARAMS, proposer)[0] for prompt in PROMPTS]
+    while not all(session.has_ended for session in sessions):
+        engine.step()
+        running = [session for session in sessions if session.slot is not None]
+        most = max(most, len(running))
+        budget = engine.target.memory.budget
+        assert budget is None or max(held(engine), NEEDED * len(running)) <= budget
+    return [session.generated for session in sessions], most
+
+
+@pytest.mark.parametrize("fitting", [1, 2, 3])
+def test_requests_that_do_not_fit_wait(fitting: int) -> None:
+    """Guards against memory promised twice, a request that is lost while it waits, and answers that change."""
+    found, most = answers(engine_of(fitting * NEEDED + 5))
+    assert most == fitting
+    assert found == answers(engine_of(None))[0]
+
+
+def test_cached_contents_give_way_oldest_first() -> None:
+    """Guards against a cache that keeps requests waiting for ever, and one that is emptied without need."""
+    engine = engine_of(NEEDED + 2 * (len(PROMPTS[0]) + TOKENS), max_slots=4)
+    for prompt in PROMPTS[:3]:  # each leaves its rows
+        run_all(engine, engine.add(prompt, PARAMS, EmptyDraft()))
+    (newest,) = engine.add([*PROMPTS[2], 7], PARAMS, EmptyDraft())
+    run_all(engine, [newest])
+    assert newest.metrics.reused_tokens >= len(PROMPTS[2]) - 1
+    (oldest,) = engine.add([*PROMPTS[0], 7], PARAMS, EmptyDraft())
+    run_all(engine, [oldest])
+    assert oldest.metrics.reused_tokens == 0
+    assert oldest.generated == decode(engine_of(None), [oldest.prompt_ids], [PARAMS], [EmptyDraft()])[0].generated
+
+
+def test_a_conversation_waits_for_memory_and_is_resumed() -> None:
+    """Guards against a turn that resumes its slot without memory for its answer, loses it while it waits, or is
+    overtaken."""
+    engine, params = engine_of(NEEDED + 100, max_slots=4), SamplingParams(max_new_tokens=4)
+    first = turn(engine, PROMPTS[0], PARAMS, EmptyDraft())
+    (other,) = engine.add(PROMPTS[1], PARAMS, EmptyDraft())
+    engine.step()
+    (again,) = engine.add([*first.ids, 4], params, EmptyDraft(), resume=first.kept)
+    (later,) = engine.add([5, 6], params, EmptyDraft())
+    engine.step()
+    assert [session.slot is not None for session in (other, again, later)] == [True, False, False]
+    run_all(engine, [again])
+    assert again.metrics.reused_tokens == len(first.ids) - 1
+    run_all(engine, [other, later])
+    for session in (again, later):
+        expected = decode(engine_of(None), [session.prompt_ids], [params], [EmptyDraft()])
+        assert session.generated == expected[0].generated
+
+
+def test_without_a_budget_nothing_waits() -> None:
+    """Guards against targets without a limit that admit one request at a time."""
+    engine = toy_engine(max_slots=3)
+    sessions = [engine.add([index, 5], PARAMS, EmptyDraft())[0] for index in range(3)]
+    engine.step()
+    assert all(session.slot is not None for session in sessions)
