@@ -1,0 +1,47 @@
+"""Contexts of 16,384 and 32,768 tokens: rotations, tiles and spans far from the beginning."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.tree import DraftTree
+from tests.unit.models.tiny import open_with, random_ids, stock_model, tiny_config, tiny_target
+
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "length"), [("yarn", 16_384), ("llama3", 32_768)])
+def test_a_long_context_is_that_of_transformers(kind: str, length: int) -> None:
+    """Guards against positions that wrap or are cut off, a scaling that fails beyond the original context, and sums
+    over spans that drift: logits of the last tokens, written as a prompt and as a draft."""
+    config = tiny_config(
+        "llama",
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=length,
+        rope_parameters={"rope_theta": 10_000.0, **ROTATIONS[kind]},
+    )
+    ids, drafted = random_ids(length, 3), 4
+    stock = stock_model(config, "sdpa")
+    with torch.inference_mode():
+        expected = stock(torch.tensor([ids]), logits_to_keep=drafted + 1, use_cache=False).logits[0]
+    target = tiny_target(config, max_length=length, max_slots=1)
+    _, last = open_with(target, ids[:-drafted], chunk=512)
+    (outputs,) = target.forward([0], [DraftTree.chain(torch.tensor(ids[-drafted:]))])
+    found = torch.cat([last.logits, outputs.logits])
+    # Logits have a spread of about 2; a position that is off by one moves them by about as much.
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+    assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
