@@ -47,6 +47,7 @@ class Tables:
             exact: see `TilePlan`; every row must see exactly the positions up to its own.
             chunk: keys of an item; by default as many as occupy a GPU.
         """
+        assert all(segment.view is None for segment in segments), "tables have no views"
         positions = [segment.positions.numpy() for segment in segments]
         offsets = np.cumsum([0, *(len(each) for each in positions)])
         rows = np.concatenate([_rows_of(one, where) for one, where in zip(segments, positions, strict=True)])

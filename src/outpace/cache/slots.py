@@ -131,6 +131,8 @@ class Segment:
         positions: [S + N] logical positions of its S scratch rows and its N fresh ones.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
         is_prompt: a prefill chunk, which every method computes alike, rather than a tree.
+        view: int32 [layers or 1, kv_heads or 1, M], the committed rows that fresh rows see, ascending, M at least 1;
+            None for all. Only attention on a CPU knows views, of the kernels and in Python: tables refuse them.
 
     Attributes:
         count: N.
@@ -147,11 +149,13 @@ class Segment:
         visible: Tensor | None = None,
         is_prompt: bool = False,
         scratch: int = 0,
+        view: Tensor | None = None,
     ) -> None:
         self.kv, self.slot, self.start, self.is_prompt = kv, slot, start, is_prompt
         self.count, self.end = len(positions) - scratch, kv.end(slot, len(positions))
         self.scratch, self.committed = scratch, kv.lengths[slot]
-        self.positions, self.visible = positions, visible
+        self.positions, self.visible, self.view = positions, visible, view
+        assert view is None or int(view.max()) < self.committed, "a view is of committed rows"
         self._sights: dict[int | None, tuple[int, Tensor | None]] = {}
 
     @cached_property
@@ -163,6 +167,30 @@ class Segment:
     def key_blocks(self) -> list[Tensor]:
         """The keys of `views` and a block more, per layer [kv_heads, L + KEY_BLOCK, head_dim]."""
         return list(self.kv.keys[:, self.slot, :, : self.end + KEY_BLOCK].unbind())
+
+    def seen(self, layer: int, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the fresh rows see in a layer, through a sliding window or without one.
+
+        Returns:
+            keys [kv_heads, L and more, head_dim] and values [kv_heads, L, head_dim], and the bias on the last M of L as
+            `sight` has it; [kv_heads or 1, 1, N, L] through a view.
+        """
+        if self.view is None:
+            first, bias = self.sight(window)
+            return self.key_blocks[layer][:, first:], self.views[1][layer][:, first:], bias
+        view = self.view[layer if len(self.view) > 1 else 0].long()  # [kv_heads or 1, M]
+        rows = torch.cat([view, torch.arange(self.committed, self.end).expand(len(view), -1)], dim=1)
+        places = torch.cat([view, self.positions.expand(len(view), -1)], dim=1)  # [kv_heads or 1, L] logical
+        in_tail = self.visible
+        if in_tail is None:
+            in_tail = torch.ones(self.count, len(self.positions), dtype=torch.bool)
+        visible = torch.cat([torch.ones(self.count, view.shape[1], dtype=torch.bool), in_tail], dim=1)[None]
+        if window is not None:
+            visible = visible & (places[:, None] > self.positions[-self.count :, None] - window)
+        heads = torch.arange(self.kv.keys.shape[2])[:, None]
+        keys, values = (rows_of[layer, self.slot][heads, rows] for rows_of in (self.kv.keys, self.kv.values))
+        bias = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None]
+        return torch.nn.functional.pad(keys, (0, 0, 0, KEY_BLOCK)), values, bias
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """The keys visible to the fresh rows through a sliding window, or without one.

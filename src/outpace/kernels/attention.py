@@ -49,6 +49,13 @@ def parts_of(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
         part.visible = None if visible is None else visible.data_ptr()
         part.positions, part.slot, part.start = positions.data_ptr(), segment.slot, segment.start
         part.count, part.committed, part.scratch = segment.count, segment.committed, segment.scratch
+        if segment.view is not None:
+            view = segment.view.int().contiguous()
+            kept.append(view)
+            part.view, part.viewed = view.data_ptr(), view.shape[-1]
+            strides = zip(view.shape, view.stride(), strict=True)
+            layer, head, _ = (stride if size > 1 else 0 for size, stride in strides)
+            part.view_layer_stride, part.view_head_stride = layer, head
     return parts, kept
 
 

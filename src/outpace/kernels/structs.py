@@ -46,8 +46,9 @@ class Part(ctypes.Structure):
     """One request's rows in a pass (attention.h)."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("visible", "positions")),
+        *((name, c_void_p) for name in ("visible", "positions", "view")),
         *((name, c_int32) for name in ("slot", "start", "count", "committed", "scratch")),
+        *((name, c_int32) for name in ("viewed", "view_layer_stride", "view_head_stride")),
     ]
 
 

@@ -75,16 +75,14 @@ def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings)
     bfloat16 noise within a few layers.
     """
     heads, count, head_dim = query.shape
-    first, bias = segment.sight(settings.window)
-    keys = segment.key_blocks[settings.layer][:, first:]  # [G, L and more, D] float32
-    values = segment.views[1][settings.layer][:, first:]  # [G, L, D] float64
+    keys, values, bias = segment.seen(settings.layer, settings.window)  # [G, L and more, D] float32, [G, L, D] float64
     groups, length, _ = values.shape
     rows = (query.to(keys.dtype) * settings.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = products(rows, keys, length)  # [G, H/G*N, L]
     if settings.softcap is not None:
         scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if bias is not None:
-        scores.unflatten(1, (-1, count))[..., length - bias.shape[1] :] += bias
+        scores.unflatten(1, (-1, count))[..., length - bias.shape[-1] :] += bias
     if segment.is_prompt:
         output = torch.bmm(torch.softmax(scores, dim=-1), values.to(scores.dtype))
     else:

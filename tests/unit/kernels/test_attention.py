@@ -9,6 +9,7 @@ from torch import Tensor
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.kernels import attention
+from outpace.models.attention import _attend_on_cpu
 from tests.unit.models.tiny import needs_kernels
 
 pytestmark = needs_kernels
@@ -18,6 +19,9 @@ WIDTHS = [(64, 3), (128, 6), (32, 1), (48, 2), (10, 7)]
 """Numbers of a head, and query heads of a key head: with tiles of AMX, with pairs, and with neither."""
 # On both sides of where halves of a tile, tiles and spans end.
 LENGTHS = (1, 20, 29, 31, 32, 58, 63, 64, 100, 505, 511, 512, 1029)
+
+VIEWS = ((90, 1, 1, 1), (90, 90, 2, 2), (700, 64, 2, 1), (700, 100, 1, 2), (1100, 530, 2, 2))
+"""Committed rows, rows of a view, and its layers and heads."""
 
 
 class World:
@@ -115,3 +119,61 @@ def test_rows_attend_as_written(width: int, group: int, dtype: torch.dtype) -> N
     expected = (weights @ values[:, :1100]).transpose(0, 1)
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def tree_behind(kv: SlotKV, length: int, view: Tensor | None) -> Segment:
+    """The last ten nodes of the tree, behind three that are scratch."""
+    return Segment(kv, 0, 0, TREE.depth_tensor + length, TREE.ancestor_mask[3:], scratch=3, view=view)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group"), WIDTHS)
+def test_rows_attend_through_a_view_as_in_python(
+    width: int, group: int, dtype: torch.dtype, window: int | None
+) -> None:
+    """Guards against a view of another layer or head, a window that counts a view's rows instead of the text's
+    positions, a copied tile that lacks its last rows, and a row behind the view that is looked for where the view's
+    end would put it. What no view names is NaN, and would show."""
+    for length, seen, layers, heads in VIEWS:
+        world = World(width, group, dtype, length)
+        generator = torch.Generator().manual_seed(seen)
+        view = torch.stack(
+            [torch.randperm(length, generator=generator)[:seen].sort().values for _ in range(layers * heads)]
+        )
+        view = view.int().view(layers, heads, seen)
+        kv = SlotKV(2, 1, 2, length + len(TREE), width, dtype, dtype, torch.device("cpu"))
+        exact = SlotKV(2, 1, 2, length + len(TREE), width, torch.float32, torch.float64, torch.device("cpu"))
+        for rows, wide, own in zip((kv.keys, kv.values), (exact.keys, exact.values), world.rows, strict=True):
+            rows.fill_(torch.nan)
+            rows[:, 0, :, length : length + len(TREE)] = own[:, length:]
+            for layer in range(2):
+                for head in range(2):
+                    named = view[layer % layers, head % heads].long()
+                    rows[layer, 0, head, named] = own[head, named] * (layer + 1)
+            wide.copy_(rows)
+        kv.lengths = exact.lengths = [length]
+        query = world.query[:, length + 3 :]
+        for layer in (0, 1):
+            attended = AttentionSettings(layer, 0.2, window, 20.0)
+            found = attention.attend(query, [tree_behind(kv, length, view)], attended)
+            expected = _attend_on_cpu(query, tree_behind(exact, length, view), attended)
+            tolerance = 1e-4 if dtype == torch.float32 else 0.03
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group"), WIDTHS)
+def test_a_view_has_the_bits_of_a_slot_of_its_rows(width: int, group: int, dtype: torch.dtype) -> None:
+    """Guards against tiles of a view that begin elsewhere than those of a text: rows that a view names count as if they
+    were all that there is."""
+    for length in LENGTHS[3:]:
+        world = World(width, group, dtype, length)
+        named = [*range(4), *range(length // 2, length)]
+        tree = range(length, length + len(TREE))
+        whole = tree_behind(world.slot([*range(length), *tree], length), length, torch.tensor([[named]]).int())
+        alone = tree_behind(world.slot([*named, *tree], len(named)), len(named), None)
+        query = world.query[:, tree[3:]]
+        assert torch.equal(
+            attention.attend(query, [whole], settings(None)), attention.attend(query, [alone], settings(None))
+        ), f"{len(named)} of {length} rows"

@@ -4,7 +4,8 @@
 // The rows of a request and the query heads that share a key head are computed together, a query to each lane of a
 // vector. Keys and values are read once for all of them, in tiles of positions; the largest score and the sums go from
 // tile to tile, and from span to span. Where tiles, spans and the halves of a tile end depends on logical positions
-// alone: a token has the same bits in a tree, in a chain and alone, on any number of threads.
+// alone: a token has the same bits in a tree, in a chain and alone, on any number of threads. Through a view, positions
+// are those of the rows that it names: a tile of them is copied together, unless they lie together.
 #pragma once
 #include <memory>
 #include <type_traits>
@@ -38,7 +39,7 @@ class Block {
     const size_t at = ::place(kv, layer, part.slot, kv_head, 0);
     keys_ = (const Number*)kv.keys + at, values_ = (const Number*)kv.values + at;
     width_ = kv.head_dim, group_ = group, queries_ = rows * group;
-    sight_ = &sight;
+    sight_ = &sight, view_ = View(part, layer, kv_head);
     vectors = (queries_ + kLanes - 1) / kLanes;
     amx_ = kIsHalves && width_ % 32 == 0 && has_amx();
     pairs_ = kIsHalves && kMultipliesPairs && width_ % 2 == 0;
@@ -110,13 +111,13 @@ class Block {
     first_low_ = first_end_ = straight_ = kEverywhere, last_low_ = last_end_ = 0;
     for (int row = 0; row < rows; ++row) {
       Seen& seen = seen_[row];
-      seen.look(part, first + row, *sight_);
+      seen.look(part, view_, first + row, *sight_);
       first_low_ = std::min(first_low_, seen.low), last_low_ = std::max(last_low_, seen.low);
       first_end_ = std::min(first_end_, seen.end), last_end_ = std::max(last_end_, seen.end);
       straight_ = std::min(straight_, seen.straight);
       std::fill_n(&low_[row * group_], group_, seen.low), std::fill_n(&end_[row * group_], group_, seen.end);
     }
-    tail_ = straight_ == kEverywhere ? 0 : part.committed + part.scratch + part.count - straight_;
+    tail_ = straight_ == kEverywhere ? 0 : view_.count + part.scratch + part.count - straight_;
   }
 
   void take_queries(const float* query, int stride) {
@@ -139,19 +140,31 @@ class Block {
     return room.data();
   }
 
+  // The rows of a tile's positions one after another.
+  const Number* joined(const Number* stored, std::vector<Number>& room) {
+    const int first = view_.row(tile_);
+    if (!together_ || view_.row(tile_ + together_ - 1) - first == together_ - 1) return stored + size_t(first) * width_;
+    room.resize(size_t(kTile) * width_);
+    for (int at = 0; at < together_; ++at)
+      std::memcpy(&room[size_t(at) * width_], stored + size_t(view_.row(tile_ + at)) * width_, sizeof(Number) * width_);
+    return room.data();
+  }
+
   // Read a tile's keys and values as the products need them.
   void open_tile(int tile) {
     tile_ = tile;
     together_ = std::min({kTile, straight_ - tile, last_end_ - tile});  // positions stored in order, for all rows
     together_ = std::max(together_, 0);
     ends_here_ = tile + kTile > straight_;
-    const size_t at = size_t(tile) * width_, tail_at = size_t(straight_) * width_;
+    tile_keys_ = joined(keys_, viewed_keys_), tile_values_ = joined(values_, viewed_values_);
+    const size_t tail_at = ends_here_ ? size_t(view_.row(straight_)) * width_ : 0;
+    tail_keys_ = keys_ + tail_at;
     if (!pairs_) {
-      wide_keys_ = widened(keys_ + at, together_, key_room_);
-      if (ends_here_) wide_tail_keys_ = widened(keys_ + tail_at, tail_, tail_key_room_);
+      wide_keys_ = widened(tile_keys_, together_, key_room_);
+      if (ends_here_) wide_tail_keys_ = widened(tail_keys_, tail_, tail_key_room_);
     }
     turned_ = !amx_ ? 0 : ends_here_ ? together_ / kSummed : (together_ + kSummed - 1) / kSummed;
-    if (turned_ * kSummed < together_) wide_values_ = widened(values_ + at, together_, value_room_);
+    if (turned_ * kSummed < together_) wide_values_ = widened(tile_values_, together_, value_room_);
     if (ends_here_) wide_tail_values_ = widened(values_ + tail_at, tail_, tail_value_room_);
   }
 
@@ -170,10 +183,10 @@ class Block {
 
   // Scores of a tile: of what is stored in order for all queries at once, of the rest by the rows that each sees.
   void score(int v) {
-    score_rows(keys_ + size_t(tile_) * width_, wide_keys_, together_, v, scores_);
+    score_rows(tile_keys_, wide_keys_, together_, v, scores_);
     if (ends_here_) {
       tail_scores_.resize(size_t(tail_ + 16) * kLanes);
-      score_rows(keys_ + size_t(straight_) * width_, wide_tail_keys_, tail_, v, tail_scores_.data());
+      score_rows(tail_keys_, wide_tail_keys_, tail_, v, tail_scores_.data());
       for_tail(v, [&](int position, int lane, int row) {
         scores_[(position - tile_) * kLanes + lane] = tail_scores_[(row - straight_) * kLanes + lane];
       });
@@ -270,7 +283,7 @@ class Block {
     turned_values_.resize(kTile * width_);
     for (int half = 0; half < turned_; ++half) {
       const size_t at = size_t(half) * kSummed * width_;
-      const uint16_t* values = (const uint16_t*)values_ + size_t(tile_) * width_ + at;
+      const uint16_t* values = (const uint16_t*)tile_values_ + at;
       turn_values(values, width_, std::min(kSummed, together_ - half * kSummed), &turned_values_[at]);
     }
   }
@@ -286,7 +299,10 @@ class Block {
   }
 
   const Sight* sight_ = nullptr;
-  const Number *keys_ = nullptr, *values_ = nullptr;
+  View view_;
+  const Number *keys_ = nullptr, *values_ = nullptr;  // of the slot
+  const Number *tile_keys_ = nullptr, *tile_values_ = nullptr, *tail_keys_ = nullptr;
+  std::vector<Number> viewed_keys_, viewed_values_;  // of a tile, copied together
   int width_ = 0, group_ = 0, queries_ = 0;
   bool amx_ = false, pairs_ = false;
   std::vector<Seen> seen_;               // by row
@@ -325,7 +341,8 @@ struct Tasks {
     for (int part = 0; part < part_count; ++part) {
       const int rows = rows_together(parts[part].count, heads / kv_heads), queries = rows * heads / kv_heads;
       count += (parts[part].count + rows - 1) / rows * kv_heads;
-      spans = std::max(spans, (parts[part].committed + parts[part].scratch + parts[part].count + kSpan - 1) / kSpan);
+      const int before = View(parts[part], 0, 0).count + parts[part].scratch;
+      spans = std::max(spans, (before + parts[part].count + kSpan - 1) / kSpan);
       numbers = std::max(numbers, (queries + kLanes - 1) / kLanes * kLanes * (width + 2));
     }
     if (count >= 4 * threads) spans = 1;  // enough for all threads to be busy

@@ -1,6 +1,7 @@
 // Slots of keys and values, and what of them a row sees.
 // Python reference: outpace.cache.slots (SlotKV, Segment).
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "rows.h"
@@ -18,7 +19,31 @@ struct Store {
 struct Part {
   const uint8_t* visible;    // [count, scratch + count], null if a row sees all of them
   const int64_t* positions;  // [scratch + count], logical
+  const int32_t* view;       // the committed rows that are seen, ascending, for each layer and key head; null for all
   int32_t slot, start, count, committed, scratch;
+  int32_t viewed, view_layer_stride, view_head_stride;  // rows of a view; strides in numbers, 0 where shared
+};
+
+// The committed rows that a layer's key head sees. Positions count through them, then through the rows behind.
+struct View {
+  const int32_t* rows = nullptr;  // null for all committed ones
+  int count = 0, beyond = 0;      // rows; how far rows behind the committed ones lie from their positions
+
+  View() = default;
+  View(const Part& part, int layer, int head) : count(part.committed) {
+    if (!part.view) return;
+    rows = part.view + size_t(layer) * part.view_layer_stride + size_t(head) * part.view_head_stride;
+    count = part.viewed, beyond = part.committed - part.viewed;
+  }
+
+  // The row of the slot that a position stands for.
+  int row(int position) const { return rows && position < count ? rows[position] : position + beyond; }
+
+  // The first position whose row is not before one; the number of rows if there is none.
+  int from(int64_t row) const {
+    if (rows) return int(std::lower_bound(rows, rows + count, row) - rows);
+    return int(std::min<int64_t>(std::max<int64_t>(row, 0), count));
+  }
 };
 
 struct Sight {
@@ -47,31 +72,31 @@ static inline void file(const Store& kv, size_t at, const float* key, const floa
 
 constexpr int kEverywhere = INT32_MAX;
 
-// Positions that a row sees, from `low` to before `end`. Below `straight` they are stored in their order; from there on
-// `tail` has the row that each is stored in, counted from the committed ones.
+// Positions of a view that a row sees, from `low` to before `end`. Below `straight` they are stored in their order; from
+// there on `tail` has the row that each is stored in, counted from the committed ones.
 struct Seen {
   int low, end, straight;
   std::vector<int32_t> tail;
 
-  void look(const Part& part, int row, const Sight& sight) {
+  void look(const Part& part, const View& view, int row, const Sight& sight) {
     const int stride = part.scratch + part.count, width = sight.causal ? part.scratch + row + 1 : stride;
     const uint8_t* visible = part.visible ? part.visible + size_t(row) * stride : nullptr;
     const uint8_t* hidden = visible ? (const uint8_t*)std::memchr(visible, 0, width) : nullptr;
     const int leading = hidden ? int(hidden - visible) : width;
-    tail.clear(), committed_ = part.committed;
-    end = part.committed + leading, straight = kEverywhere;
+    tail.clear(), committed_ = view.count;
+    end = view.count + leading, straight = kEverywhere;
     if (hidden && std::memchr(hidden, 1, width - leading)) {
       for (int other = 0; other < width; ++other)
         if (visible[other]) tail.push_back(other);
-      straight = end, end = part.committed + int(tail.size());
+      straight = end, end = view.count + int(tail.size());
     }
     // A path's positions ascend: those that a window hides come first.
     const int64_t reach = sight.window ? part.positions[part.scratch + row] - sight.window : -1;
-    low = int(std::min<int64_t>(std::max<int64_t>(reach + 1, 0), part.committed));
-    while (low >= part.committed && low < end && part.positions[place(low) - part.committed] <= reach) ++low;
+    low = view.from(reach + 1);
+    while (low >= view.count && low < end && part.positions[place(low) - view.count] <= reach) ++low;
   }
 
-  // The row of the slot that a position is stored in.
+  // A position counted in the order of storage, of which the view has the row.
   int place(int position) const { return position < straight ? position : committed_ + tail[position - committed_]; }
 
  private:
