@@ -11,6 +11,8 @@ from outpace.cache.memory import Pages
 
 # Keys are multiplied in whole blocks: when threads split a product, a smaller piece runs another kernel.
 KEY_BLOCK = 16
+SINKS = 4
+"""First rows that a window keeps: attention leans on them, whatever they are (StreamingLLM, arXiv 2309.17453)."""
 
 
 class AttentionSettings(NamedTuple):
@@ -97,6 +99,15 @@ class SlotKV:
     def rows(self, slot: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of a slot's keys and of its values up to a row, one [kv_heads, end, head_dim] per layer."""
         return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
+
+    def windowed(self, slot: int, window: int | None) -> Tensor | None:
+        """The view, as of `Segment`, of the first SINKS committed rows and the last `window`; None if that is all."""
+        length = self.lengths[slot]
+        if window is None or length <= SINKS + window:
+            return None
+        rows = torch.arange(SINKS + window, dtype=torch.int32)
+        rows[SINKS:] += length - window - SINKS
+        return rows[None, None]
 
     def end(self, slot: int, count: int) -> int:
         """The end of `count` rows after the committed ones, which will be written."""

@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from outpace.drafters.options import RetrievalOptions, first_complaint, plain
 from outpace.trees.shapes.table import shapes
+
+Window = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="tokens of the context that the drafter sees, the last ones, besides the first 4, on a CPU; then "
+        "drafting costs the same at any length. Verification sees all; by default the drafter does, too",
+    ),
+]
 
 
 class ModelOptions(RetrievalOptions):
@@ -40,6 +49,7 @@ class ModelOptions(RetrievalOptions):
         description="what a growing shape compares at temperature > 0: how often drafts with such a score were "
         "accepted, as all requests learn it together (shared) or each for itself (private), or the scores (off)",
     )
+    window: Window = None
 
     @classmethod
     def shape_names(cls) -> tuple[str, ...]:

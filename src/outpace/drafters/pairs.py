@@ -65,6 +65,15 @@ class PairSource(ABC, Generic[S]):
         )
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
 
+    @property
+    def window(self) -> int | None:
+        """How many of the last committed positions a pass sees, and the first few; None for all."""
+        return self.slots.window
+
+    @window.setter
+    def window(self, window: int | None) -> None:
+        self.slots.window = window
+
     def open(self, slot: int, alone: bool = False) -> S:
         self.slots.kv.truncate(slot, 0)
         return self._new_state(slot)

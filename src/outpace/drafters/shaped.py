@@ -36,10 +36,13 @@ def shaped(
         grower: class of the proposer under a shape that grows.
 
     Raises:
-        InvalidRequest: a warm-up's file has not the gates that it is asked for.
+        InvalidRequest: a warm-up's file has not the gates that it is asked for; a window for a source that has none, or
+            not on a CPU.
         MethodError: the source lacks a method or an attribute.
     """
     check_source(type(source).__name__, source)
+    if options.window is not None:
+        _narrow(source, options.window, context.device.type)
     budget = budget if options.budget is None else options.budget
     shape, settings = shapes()[options.shape], _settings(options, context, defaults)
     leaves_room = options.retrieve != "none"
@@ -49,6 +52,15 @@ def shaped(
     acceptance = KeyedAcceptance() if options.is_calibrated else None
     is_private = options.calibration == "private"
     return grower(source, shape.growing(settings), budget, leaves_room, acceptance, is_private)
+
+
+def _narrow(source: LevelSource, window: int, device: str) -> None:
+    """Let a source see a window of the context."""
+    if not hasattr(source, "window"):
+        raise InvalidRequest(f"window={window}: does nothing with {type(source).__name__}, without slots; leave it out")
+    if device != "cpu":
+        raise InvalidRequest(f"window={window}: drafters on {device} see the whole context; leave it out")
+    source.window = window
 
 
 def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[str, Any]) -> BaseModel | None:

@@ -15,7 +15,7 @@ from outpace.drafters.dspark.methods import DSPARK
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.lattice.methods import BEST, LATTICE
 from outpace.drafters.method import ANY, Method
-from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.model_options import ModelOptions, Window
 from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner
@@ -28,7 +28,7 @@ DRAFTS = {
     "linear": LINEAR,
 }  # fmt: skip
 MOST_PRICED = 31  # nodes of a tree on a CPU where the cost model chooses the number
-_OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
+_OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary", "window")
 
 
 class OutpaceOptions(MatrixOptions, Options):
@@ -82,6 +82,7 @@ class OutpaceOptions(MatrixOptions, Options):
         "starts with nothing learned; by default shipped where transitions ship for the target, else none",
     )
     vocabulary: str | None = Field(default=None, description=str(ModelOptions.model_fields["vocabulary"].description))
+    window: Window = None
     context: int = Field(default=2, ge=1, le=2, description=str(MatrixOptions.model_fields["context"].description))
 
     @model_validator(mode="after")
@@ -134,7 +135,8 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
 
 def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Proposer:
     """A beam of the method that drafts, or the best-first tree of the lattice."""
-    given = options.model_dump(include={"depth", "noise", "vocabulary"}, exclude_none=True) | {"budget": budget}
+    handed_on = {"depth", "noise", "vocabulary", "window"}
+    given = options.model_dump(include=handed_on, exclude_none=True) | {"budget": budget}
     if options.draft == "lattice":
         given |= {"shape": BEST}
     else:

@@ -91,26 +91,36 @@ class DraftModel(PackedModel):
         """Committed ids of a slot."""
         return self.kv.lengths[slot]
 
-    def fill(self, slots: Sequence[int], tokens: Sequence[Tensor]) -> None:
-        """Append and commit ids, one sequence per slot."""
+    def fill(self, slots: Sequence[int], tokens: Sequence[Tensor], window: int | None = None) -> None:
+        """Append and commit ids, one sequence per slot. `window`: as of `grow`."""
         parts = []
         for slot, ids in zip(slots, tokens, strict=True):
             causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
-            parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, is_prompt=True))
+            view = self.kv.windowed(slot, window)
+            parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, is_prompt=True, view=view))
         self._pass(parts, captured=False)
         for slot, ids in zip(slots, tokens, strict=True):
             self.kv.commit([slot], [range(len(ids))])
 
     @torch.inference_mode()
-    def grow(self, growths: Sequence[DraftRows], head: SubsetHead | None = None) -> Tensor:
+    def grow(self, growths: Sequence[DraftRows], head: SubsetHead | None = None, window: int | None = None) -> Tensor:
         """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
 
         Args:
             growths: the requests' rows.
             head: scores some ids only, [W, K]; None for the model's own head.
+            window: how many of the last committed rows are seen, as of `SlotKV.windowed`; None for all.
         """
         parts = [
-            PassPart(growth.slot, self._known(growth.tokens), growth.offsets, growth.visible, growth.scratch, True)
+            PassPart(
+                growth.slot,
+                self._known(growth.tokens),
+                growth.offsets,
+                growth.visible,
+                growth.scratch,
+                is_prompt=True,
+                view=self.kv.windowed(growth.slot, window),
+            )
             for growth in growths
         ]
         hidden = self._pass(parts).split([len(growth.tokens) for growth in growths])

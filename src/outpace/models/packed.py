@@ -42,6 +42,7 @@ class PassPart:
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
         scratch: S.
         is_prompt: a prefill chunk, which every method computes alike.
+        view: the committed rows that are seen, as of `Segment`; None for all.
     """
 
     slot: int
@@ -50,6 +51,7 @@ class PassPart:
     visible: Tensor | None = None
     scratch: int = 0
     is_prompt: bool = False
+    view: Tensor | None = None
 
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -282,7 +284,8 @@ class PackedModel:
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
             where = part.offsets + self.kv.lengths[part.slot]
-            segment = Segment(self.kv, part.slot, start, where, part.visible, part.is_prompt, scratch=part.scratch)
+            own = part.visible, part.is_prompt, part.scratch, part.view
+            segment = Segment(self.kv, part.slot, start, where, *own)
             segments.append(segment)
             positions.append(where[part.scratch :])
             start += len(part.tokens)

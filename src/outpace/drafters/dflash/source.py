@@ -129,6 +129,15 @@ class BlockSource(BaseSource):
         first = config.draft_step(1).position
         self._drafting = slice(first, first + self.depth)  # rows of a block
 
+    @property
+    def window(self) -> int | None:
+        """How many of the last committed positions a pass sees, and the first few; None for all."""
+        return self.slots.window
+
+    @window.setter
+    def window(self, window: int | None) -> None:
+        self.slots.window = window
+
     def open(self, slot: int, alone: bool = False) -> BlockState:
         self.slots.kv.truncate(slot, 0)
         return BlockState(slot, fused=self._unknown)

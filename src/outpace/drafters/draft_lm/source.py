@@ -31,7 +31,12 @@ class DraftLM(BaseSource):
     Args:
         noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
         vocabulary: [K] the only ids to draft; None for all.
+
+    Attributes:
+        window: how many of the last committed ids a pass sees, and the first few; None for all.
     """
+
+    window: int | None = None
 
     def __init__(
         self, model: DraftModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
@@ -70,7 +75,7 @@ class DraftLM(BaseSource):
             if is_next and state.told <= self.model.max_length:
                 fits.append((state.slot, chunk.tokens))
         if fits:
-            self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits])
+            self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits], self.window)
 
     def begin(self, states: Sequence[DraftState], requests: Sequence[DraftRequest]) -> list[int]:
         """Start a round. Beyond the draft model's own context nothing is drafted."""
@@ -90,7 +95,7 @@ class DraftLM(BaseSource):
                 growths.append(self._catch_up(state))
             else:
                 growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
-        logits, pool = self._whole(self.model.grow(growths, self._head))
+        logits, pool = self._whole(self.model.grow(growths, self._head, self.window))
         grown = []
         for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
             state = states[owner]

@@ -110,7 +110,7 @@ class DynaTreeConfig(ShapeConfig):
         "authors' rule stands still, for it goes from answer to answer; the paper's follows the request itself",
     )
     target_acceptance: float = Field(default=0.7, gt=0, lt=1, description="what history steers towards")
-    window: int = Field(default=10, ge=FEWEST_ENTRIES, description="entries of history in the mean")
+    entries: int = Field(default=10, ge=FEWEST_ENTRIES, description="entries of history in the mean")
     depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False, description="step of base_depth")
     confidence_step: float = Field(default=0.025, ge=0, allow_inf_nan=False, description="step of high_confidence")
 
@@ -163,12 +163,12 @@ class DynaTreeShape(PlainShape):
 
     def _first(self) -> DynaTreeState:
         config = self.config
-        rates = deque[float](maxlen=config.window)
+        rates = deque[float](maxlen=config.entries)
         return DynaTreeState(float(config.base_depth), config.high_confidence, config.deep_path_prob, rates)
 
     def open(self, alone: bool = False) -> DynaTreeState:
         begin = self._first() if alone else self._carried
-        return replace(begin, rates=deque(maxlen=self.config.window), alone=alone)
+        return replace(begin, rates=deque(maxlen=self.config.entries), alone=alone)
 
     def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
         """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""

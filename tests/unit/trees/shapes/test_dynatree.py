@@ -259,7 +259,7 @@ BAD = {
     "dynatree": (
         "min_breadth=0", "max_breadth=17", "base_depth=x", "base_depth=4.5", "depth=65", "depth=",
         "high_confidence=1.1", "high_confidence=nan", "low_confidence=0", "stop_path_prob=-1",
-        "min_path_prob=0", "min_path_prob=nan", "target_acceptance=1", "target_acceptance=nan", "window=4",
+        "min_path_prob=0", "min_path_prob=nan", "target_acceptance=1", "target_acceptance=nan", "entries=4",
         "depth_step=-0.1", "depth_step=inf", "confidence_step=nan", "history=mine", "adaptive_breadth=maybe",
         "prune=never", "budget=512",
     ),

@@ -62,7 +62,7 @@ def test_steps_and_target_are_the_options() -> None:
 @pytest.mark.parametrize("window", [5, 10])
 def test_old_entries_leave_the_window(window: int) -> None:
     """Guards against a mean over the whole answer, and a window one entry too long or too short."""
-    shape = DynaTreeShape(DynaTreeConfig(window=window, depth_step=0.01))
+    shape = DynaTreeShape(DynaTreeConfig(entries=window, depth_step=0.01))
     state = watch(shape, [(5, 5)] * window)
     for wrong in range(1, window + 3):
         before = state.base_depth
