@@ -1,6 +1,6 @@
 """What a pass costs by rows, by the tokens before them and by requests, and the bytes of a token of context.
 
-python scripts/pass_costs.py MODEL OUT.json [--quantize int8]
+python scripts/pass_costs.py MODEL OUT.json [--quantize int8] [--kv-cache-dtype int8]
 
 Nothing is decoded: slots are filled with noise up to each length.
 """
@@ -41,16 +41,19 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("--quantize", default="none")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     given = parser.parse_args()
-    model = outpace.load(given.model, "plain", quantize=given.quantize, max_model_len=4096, max_num_seqs=max(REQUESTS))
+    options = {"quantize": given.quantize, "kv_cache_dtype": given.kv_cache_dtype, "max_num_seqs": max(REQUESTS)}
+    model = outpace.load(given.model, "plain", max_model_len=4096, **options)
     target = model.target
-    target.kv.keys.normal_()
-    target.kv.values.normal_()
-    per_token = 2 * target.kv.keys[:, 0, :, 0].numel() * target.kv.keys.element_size()
+    for layer, shape in enumerate(rows.shape for rows in target.kv.keys):
+        target.kv.write(layer, (...,), torch.randn(shape), torch.randn(shape))
+    per_token = sum(storage[:, 0, :, 0].nbytes for storage in target.kv.storages)
     contexts = {rows: [pass_ms(target, 1, rows, context) for context in CONTEXTS] for rows in ROWS}
     found = {
         "model": given.model,
         "quantize": given.quantize,
+        "kv_cache_dtype": target.kv_cache_dtype,
         "kv_bytes_per_token": per_token,
         "contexts": CONTEXTS,
         "ms_by_rows": contexts,

@@ -94,15 +94,14 @@ def checked_drafting(
 
 
 def checked_loading(
-    model: Any, dtype: Any, device: Any, quantize: Any, max_num_seqs: Any, **sizes: Any
+    model: Any, device: Any, max_num_seqs: Any, words: Mapping[str, Any], sizes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Options of `load_target` in their normal forms; `InvalidRequest` for a wrong type or bound. Sizes may be None."""
     return {
         "name": checked_name("model", model),
-        "dtype": _word("dtype", dtype),
         "device": _device(device),
-        "quantize": _word("quantize", quantize),
         "max_num_seqs": check_int("max_num_seqs", max_num_seqs, 1),
+        **{name: _word(name, word) for name, word in words.items()},
         **{name: None if size is None else check_int(name, size, 1) for name, size in sizes.items()},
     }
 
@@ -408,6 +407,7 @@ def load(
     profile: bool = LoadSettings.profile,
     dtype: Any = LoadSettings.dtype,
     quantize: str = LoadSettings.quantize,
+    kv_cache_dtype: Any = LoadSettings.kv_cache_dtype,
     device: Any = LoadSettings.device,
     max_model_len: int | None = None,
     max_num_seqs: int = LoadSettings.max_num_seqs,
@@ -425,15 +425,9 @@ def load(
         InvalidRequest: a bad option.
     """
     method, named = checked_drafting(method, drafter, budget, speculative_config)
-    options = checked_loading(
-        model,
-        dtype,
-        device,
-        quantize,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-    )
+    words = {"dtype": dtype, "quantize": quantize, "kv_cache_dtype": kv_cache_dtype}
+    sizes = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes}
+    options = checked_loading(model, device, max_num_seqs, words, sizes)
     check_flags(profile=profile, exact=exact, enable_prefix_caching=enable_prefix_caching)
     if progress is not None:
         check_flags(progress=progress)

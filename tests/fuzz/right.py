@@ -109,6 +109,7 @@ LOAD: dict[str, Right] = {
     "profile": flag,
     "dtype": lambda value: False,
     "quantize": lambda value: False,
+    "kv_cache_dtype": lambda value: False,
     "device": lambda value: False,
     "max_model_len": optional(whole(1, 256)),
     "max_num_seqs": whole(1),

@@ -136,7 +136,7 @@ def records(kind: str) -> Any:
                     "break_even": 1.5, "prompts": 4}  # fmt: skip
         return {"method": "recycle:budget=4", "drafter": None, "model": "m", "measured": measured, "prompts": "4",
                 "workload": ["builtin"], "max_new_tokens": 8, "made": "2026-11-23", "version": "0.1", "hardware": "x",
-                "threads": 1, "dtype": "float32", "quantize": "none"}  # fmt: skip
+                "threads": 1, "dtype": "float32", "quantize": "none", "kv_cache_dtype": "float32"}  # fmt: skip
     return {"id": "a", "dataset": "b", "turns": ["hello", "and?"], "raw": False}
 
 

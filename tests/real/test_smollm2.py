@@ -10,6 +10,7 @@ from outpace.data.workload import read_workload
 from outpace.models.loading.pull import pull
 from outpace.models.reference import TransformersReference
 from tests.real.certified import assert_certified
+from tests.unit.models.tiny import needs_kernels
 
 METHODS = (
     "lookup",
@@ -51,6 +52,18 @@ def test_no_bugs_in_bfloat16() -> None:
         params = SamplingParams(max_new_tokens=16, temperature=temperature, top_p=0.95, seed=3)
         items = tuple(read_workload("builtin:2"))
         assert_certified(model, certify(model, CertificatePlan(("recycle",), items, params, batch_sizes=(1, 2))))
+
+
+@needs_kernels
+def test_equal_with_keys_in_int8() -> None:
+    """Guards against a real model whose default method answers otherwise than plain decoding where keys and values are
+    in 8 bits."""
+    pull("smollm2-135m")
+    model = outpace.load("smollm2-135m", device="cpu", kv_cache_dtype="int8")
+    for item in read_workload("builtin:2"):
+        prompt = item.prompt(0, [])
+        plain = model.generate(prompt, max_new_tokens=32, method="plain").token_ids
+        assert model.generate(prompt, max_new_tokens=32).token_ids == plain
 
 
 @pytest.mark.slow

@@ -58,6 +58,8 @@ class Certifier:
         self._model = model
         model.engine.shares_prefixes = False
         self._dtype = str(model.target.dtype).removeprefix("torch.")
+        is_coarse = model.target.kv_cache_dtype in ("bfloat16", "int8")  # rounds no finer than bfloat16
+        self._bound = ROUNDING_BOUND["bfloat16" if is_coarse else self._dtype]
         self._reload = reload or self._load
         self._precise: Model | None = None
 
@@ -80,10 +82,9 @@ class Certifier:
         ids = [*prompt, *plain[:token]]
         margin = self._model.margin(ids, params, (plain[token], other[token]), len(prompt))
         precise_equal = self._agree_in_higher_precision(prompt, params, run)
-        bound = ROUNDING_BOUND[self._dtype]
-        is_tie = margin.smallest <= bound and precise_equal
+        is_tie = margin.smallest <= self._bound and precise_equal
         rounding = "rounding, which the probe had not found" if self._model.exactness.is_bitwise else "rounding"
-        note = rounding if is_tie else f"margin {margin.smallest:.3g} against a bound of {bound}"
+        note = rounding if is_tie else f"margin {margin.smallest:.3g} against a bound of {self._bound}"
         if not precise_equal:
             note += "; the two runs differ in higher precision too"
         kind, distances = "tie" if is_tie else "bug", (margin.smallest, margin.top2, margin.to_cutoff)

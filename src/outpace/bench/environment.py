@@ -25,7 +25,9 @@ def client_environment() -> dict[str, Any]:
     return _host("outpace", "httpx")
 
 
-def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none") -> dict[str, Any]:
+def environment(
+    device: torch.device, dtype: torch.dtype, quantize: str = "none", kv_cache_dtype: str = "auto"
+) -> dict[str, Any]:
     """Hardware, threads, versions and git revision, for a record."""
     gpu = {"hardware": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
@@ -35,6 +37,7 @@ def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none"
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "quantize": quantize,
+        "kv_cache_dtype": kv_cache_dtype,
     }
 
 

@@ -85,9 +85,9 @@ class BenchRun:
         self._options: dict[str, dict[str, Any]] = {TRANSFORMERS: {}}
         self._held_mb: dict[str, float] = {}
         self._groups = in_groups(plan.items, plan.batch_size)
-        self._shared = environment(model.target.device, model.target.dtype, model.target.quantize) | {
-            "model": model.name
-        }
+        target = model.target
+        self._shared = environment(target.device, target.dtype, target.quantize, target.kv_cache_dtype)
+        self._shared["model"] = model.name
         exactness = {"kind": model.exactness.kind, "reason": model.exactness.reason}  # its time is no setting
         self._shared |= {"batch_size": plan.batch_size, "concurrency": plan.in_flight, "exactness": exactness}
 

@@ -214,9 +214,8 @@ class FreshRows:
             return
         kv, count = self._kv, len(self._rows)
         assert kv is not None, "a pass with rows has slots"
-        for storage, fresh in ((kv.keys[layer], keys), (kv.values[layer], values)):
-            rows = fresh[:, :count].transpose(0, 1).to(storage.dtype)  # [T, kv_heads, head_dim]
-            storage[self._slots, :, self._rows] = rows
+        rows = (fresh[:, :count].transpose(0, 1) for fresh in (keys, values))  # [T, kv_heads, head_dim] each
+        kv.write(layer, (self._slots, slice(None), self._rows), *rows)
 
 
 class PassCache:

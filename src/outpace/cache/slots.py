@@ -1,18 +1,19 @@
 """Slots of keys and values, one preallocated per request; accepted rows are committed by moving them."""
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from outpace.cache.memory import Pages
+from outpace.lib.int8 import rounded_rows
 
 # Keys are multiplied in whole blocks: when threads split a product, a smaller piece runs another kernel.
 KEY_BLOCK = 16
 SINKS = 4
 """First rows that a window keeps: attention leans on them, whatever they are (StreamingLLM, arXiv 2309.17453)."""
+_SCALE = torch.float32  # of a row of int8
 
 
 class AttentionSettings(NamedTuple):
@@ -34,6 +35,11 @@ def in_blocks(length: int) -> int:
     return -(-length // KEY_BLOCK) * KEY_BLOCK
 
 
+def row_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one head's key or value, the scale of int8 included."""
+    return head_dim * dtype.itemsize + (_SCALE.itemsize if dtype == torch.int8 else 0)
+
+
 class SlotKV:
     """Keys and values of all layers and requests, each [layers, slots, kv_heads, capacity + KEY_BLOCK, head_dim].
 
@@ -44,7 +50,12 @@ class SlotKV:
 
     Args:
         capacity: rows per slot: the longest request plus the largest tree. One block more can be read.
+        key_dtype, value_dtype: of what is stored, int8 for both or neither.
         budget: rows that all slots together may hold; None without a limit.
+
+    Attributes:
+        scales: of int8 keys and values, what each head's row is multiples of, float32 with a last dimension of 1.
+        storages: keys, values and scales.
     """
 
     def __init__(
@@ -60,8 +71,11 @@ class SlotKV:
         budget: int | None = None,
     ) -> None:
         shape = (layers, slots, kv_heads, capacity + KEY_BLOCK, head_dim)
-        self._pages = Pages(shape, key_dtype, device), Pages(shape, value_dtype, device)
-        self.keys, self.values = (pages.tensor for pages in self._pages)
+        self._pages = [Pages(shape, dtype, device) for dtype in (key_dtype, value_dtype)]
+        if torch.int8 in (key_dtype, value_dtype):
+            self._pages += [Pages((*shape[:-1], 1), _SCALE, device) for _ in self._pages]
+        self.storages = tuple(pages.tensor for pages in self._pages)
+        self.keys, self.values, *self.scales = self.storages
         self.capacity, self.budget = capacity, budget
         self.lengths = [0] * slots
         self._held = [0] * slots
@@ -92,7 +106,7 @@ class SlotKV:
         length = min(length, self.lengths[source])
         if source != goal:
             self.lengths[goal] = 0
-            for rows_of in (self.keys, self.values):
+            for rows_of in self.storages:
                 rows_of[:, goal, :, :length] = rows_of[:, source, :, :length]
         self.lengths[goal], self._held[goal] = length, max(self._held[goal], length)
 
@@ -108,6 +122,15 @@ class SlotKV:
         rows = torch.arange(SINKS + window, dtype=torch.int32)
         rows[SINKS:] += length - window - SINKS
         return rows[None, None]
+
+    def write(self, layer: int, place: tuple[Any, ...], keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [..., head_dim] of one layer. `place`: slots, kv_heads and rows, as tensors index."""
+        rows = [keys, values]
+        if self.scales:
+            codes, scales = zip(*(rounded_rows(each.float()) for each in rows), strict=True)
+            rows = [*codes, *scales]
+        for storage, fresh in zip(self.storages, rows, strict=True):
+            storage[layer][place] = fresh.to(storage.dtype)
 
     def end(self, slot: int, count: int) -> int:
         """The end of `count` rows after the committed ones, which will be written."""
@@ -126,8 +149,8 @@ class SlotKV:
         ]
         if moved:
             where, source, goal = torch.tensor(moved, device=self.keys.device).unbind(1)  # [M] each
-            for rows_of in (self.keys, self.values):
-                rows_of[:, where, :, goal] = rows_of[:, where, :, source]  # [M, layers, kv_heads, head_dim]
+            for rows_of in self.storages:
+                rows_of[:, where, :, goal] = rows_of[:, where, :, source]  # [M, layers, kv_heads, ...]
         for slot, path in zip(slots, paths, strict=True):
             self.lengths[slot] += len(path)
 
@@ -169,16 +192,6 @@ class Segment:
         assert view is None or int(view.max()) < self.committed, "a view is of committed rows"
         self._sights: dict[int | None, tuple[int, Tensor | None]] = {}
 
-    @cached_property
-    def views(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of the slot's rows, per layer [kv_heads, L, head_dim]."""
-        return self.kv.rows(self.slot, self.end)
-
-    @cached_property
-    def key_blocks(self) -> list[Tensor]:
-        """The keys of `views` and a block more, per layer [kv_heads, L + KEY_BLOCK, head_dim]."""
-        return list(self.kv.keys[:, self.slot, :, : self.end + KEY_BLOCK].unbind())
-
     def seen(self, layer: int, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the fresh rows see in a layer, through a sliding window or without one.
 
@@ -188,7 +201,9 @@ class Segment:
         """
         if self.view is None:
             first, bias = self.sight(window)
-            return self.key_blocks[layer][:, first:], self.views[1][layer][:, first:], bias
+            every = slice(None)
+            places = (every, slice(first, self.end + KEY_BLOCK)), (every, slice(first, self.end))
+            return *self._numbers(layer, *places), bias
         view = self.view[layer if len(self.view) > 1 else 0].long()  # [kv_heads or 1, M]
         rows = torch.cat([view, torch.arange(self.committed, self.end).expand(len(view), -1)], dim=1)
         places = torch.cat([view, self.positions.expand(len(view), -1)], dim=1)  # [kv_heads or 1, L] logical
@@ -199,9 +214,18 @@ class Segment:
         if window is not None:
             visible = visible & (places[:, None] > self.positions[-self.count :, None] - window)
         heads = torch.arange(self.kv.keys.shape[2])[:, None]
-        keys, values = (rows_of[layer, self.slot][heads, rows] for rows_of in (self.kv.keys, self.kv.values))
+        keys, values = self._numbers(layer, (heads, rows), (heads, rows))
         bias = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None]
         return torch.nn.functional.pad(keys, (0, 0, 0, KEY_BLOCK)), values, bias
+
+    def _numbers(self, layer: int, of_keys: tuple[Any, Any], of_values: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values at places [kv_heads, rows]: as they are stored, or what int8 ones stand for in
+        float32 and float64."""
+        keys, values = (rows[layer, self.slot] for rows in (self.kv.keys, self.kv.values))
+        if not self.kv.scales:
+            return keys[of_keys], values[of_values]
+        key_scales, value_scales = (scales[layer, self.slot] for scales in self.kv.scales)
+        return keys[of_keys] * key_scales[of_keys], values[of_values].double() * value_scales[of_values]
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """The keys visible to the fresh rows through a sliding window, or without one.
@@ -237,5 +261,4 @@ class Segment:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the segment's part of a pass's keys and values [kv_heads, T, head_dim] of one layer."""
         rows, fresh = slice(self.start, self.start + self.count), slice(self.end - self.count, self.end)
-        self.views[0][layer][:, fresh].copy_(keys[:, rows])
-        self.views[1][layer][:, fresh].copy_(values[:, rows])
+        self.kv.write(layer, (self.slot, slice(None), fresh), keys[:, rows], values[:, rows])

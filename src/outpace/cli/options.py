@@ -41,6 +41,7 @@ LOADING = (
     "speculative_config",
     "dtype",
     "quantize",
+    "kv_cache_dtype",
     "device",
     "max_model_len",
     "kv_cache_memory_bytes",

@@ -82,7 +82,7 @@ def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: Se
     keys = settings.api_keys
     refuse_options(
         context,
-        ("quantize", "device", "exact", *LIMITS),
+        ("quantize", "kv_cache_dtype", "device", "exact", *LIMITS),
         "vLLM serves; `vllm serve --help=all` lists its own options, to be given after --",
     )
     if len(keys) > 1:

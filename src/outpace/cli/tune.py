@@ -93,7 +93,8 @@ def _profile(
     from outpace.data.workload import fingerprint
     from outpace.methods.profile import Figures, Profile, found_anywhere
 
-    where = environment(model.target.device, model.target.dtype, model.target.quantize)
+    target = model.target
+    where = environment(target.device, target.dtype, target.quantize, target.kv_cache_dtype)
     return Profile(
         method=outcome.chosen.method,
         drafter=found_anywhere(drafter) if drafter and outcome.chosen.has_drafter else None,
@@ -104,7 +105,7 @@ def _profile(
         max_new_tokens=tokens,
         made=date.today(),
         version=__version__,
-        **{name: where[name] for name in ("hardware", "threads", "dtype", "quantize")},
+        **{name: where[name] for name in ("hardware", "threads", "dtype", "quantize", "kv_cache_dtype")},
     )
 
 

@@ -141,6 +141,13 @@ class LoadSettings:
         unit="auto|file|none|int8|int4",
         choices=("auto", "file", "none", "int8", "int4"),
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Format of stored keys and values: auto is the dtype; on a CPU with compiled kernels also int8, 8-bit integers "
+        "with a scale per position and head. Every method equals plain decoding with the same format.",
+        unit="auto|int8|bfloat16|float32",
+        choices=("auto", "int8", "bfloat16", "float32"),
+    )
     device: Any = setting(
         "auto",
         "Where to compute: auto, cpu, cuda, or cuda:NUMBER.",

@@ -14,7 +14,9 @@ from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.kernels import structs
 from outpace.kernels.build import call, loaded_kernels, threads
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+KV_CACHE_DTYPES = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Of keys and values, by the words of `kv_cache_dtype`."""
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 def has_kernels(kv: SlotKV) -> bool:
@@ -29,8 +31,7 @@ def store_of(kv: SlotKV) -> structs.Store:
     layer, slot, head, row, _ = kv.keys.stride()
     assert row == kv.keys.shape[-1], "rows of a slot are contiguous"
     return structs.Store(
-        keys=kv.keys.data_ptr(),
-        values=kv.values.data_ptr(),
+        *(storage.data_ptr() for storage in kv.storages),  # without scales these are null
         layer_stride=layer,
         slot_stride=slot,
         head_stride=head,

@@ -1,8 +1,8 @@
-"""Weights in 8 bits: as int8 products compute them, and as drafters' files store them.
+"""Numbers in 8 bits: weights as int8 products compute them and drafters' files store them, rows of slots.
 
-A row [in] is cut into blocks of the largest power of two that divides its length, at most 512. Each block is rotated by
-the orthonormal Hadamard matrix of its size, which spreads outliers, and the row is rounded to whole numbers from -127
-to 127 with one scale. A file stores tensor X as `X` (int8) and `X_scale` (float32, one per row).
+A row [in] of a weight is cut into blocks of the largest power of two that divides its length, at most 512. Each block
+is rotated by the orthonormal Hadamard matrix of its size, which spreads outliers, and the row is rounded to whole
+numbers from -127 to 127 with one scale. A file stores tensor X as `X` (int8) and `X_scale` (float32, one per row).
 """
 
 import json
@@ -42,10 +42,16 @@ class Int8Weight(NamedTuple):
 
 def quantized(weight: Tensor) -> Int8Weight:
     """A weight [out, in] in 8 bits, bit for bit as the kernels pack it (`prepare` in cpp/rows.h)."""
-    rotated = _rotated(weight.detach().float())
-    most = rotated.abs().amax(dim=1)
+    codes, scales = rounded_rows(_rotated(weight.detach().float()))
+    return Int8Weight(codes, scales[:, 0])
+
+
+def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [..., n] of float32 as whole numbers from -127 to 127 and what they are multiples of [..., 1], bit for bit
+    as the kernels round them (`into_bytes` in cpp/rows.h)."""
+    most = rows.abs().amax(dim=-1, keepdim=True)
     scales = torch.where(most > 0, most / 127, torch.ones_like(most))
-    return Int8Weight((rotated * (1 / scales)[:, None]).round().to(torch.int8), scales)
+    return (rows * (1 / scales)).round().to(torch.int8), scales
 
 
 def rotation_of(inputs: int) -> int:

@@ -38,7 +38,8 @@ class Profile(BaseModel):
 
     Attributes:
         workload, prompts: files that were measured on, and a fingerprint of their contents.
-        hardware, threads, dtype, quantize: that it was measured with; the file's name depends on them, too.
+        hardware, threads, dtype, quantize, kv_cache_dtype: that it was measured with; the file's name depends on them,
+            too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +57,7 @@ class Profile(BaseModel):
     threads: int
     dtype: str
     quantize: str
+    kv_cache_dtype: str
 
     @field_validator("method")
     @classmethod

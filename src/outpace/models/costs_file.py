@@ -20,7 +20,8 @@ def identity(target: TransformersTarget) -> str:
     where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
     on_cpu = loaded_kernels() is not None and target.native is not None
     how = (target.captures, target.exact) if is_on_gpu else on_cpu
-    parts = (target.config.to_json_string(), str(target.dtype), target.quantize, where, how, torch.__version__)
+    kinds = str(target.dtype), target.quantize, target.kv_cache_dtype
+    parts = (target.config.to_json_string(), *kinds, where, how, torch.__version__)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

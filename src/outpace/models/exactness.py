@@ -249,6 +249,6 @@ def _tree(slot: int, size: int, places: Sequence[int], ids: Tensor) -> PassPart:
 
 
 def _written(model: PackedModel, slot: int, places: Sequence[int]) -> Tensor:
-    """Keys and values of rows after the committed ones, as float64 [2, layers, kv_heads, P, head_dim]."""
+    """Keys and values of rows after the committed ones with their scales, as float64 [layers, kv_heads, P, all]."""
     rows = [model.kv.lengths[slot] + place for place in places]
-    return torch.stack([storage[:, slot][:, :, rows].double() for storage in (model.kv.keys, model.kv.values)])
+    return torch.cat([storage[:, slot][:, :, rows].double() for storage in model.kv.storages], dim=-1)

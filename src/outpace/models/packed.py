@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from outpace.cache.memory import is_lazy
 from outpace.cache.passes import PassCache, Tables, TilePlan
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import Segment, SlotKV, row_bytes
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.kernels.attention import has_kernels
@@ -167,22 +167,26 @@ class PackedModel:
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self.row_bytes = config.num_hidden_layers * kv_heads * head_dim * (key_dtype.itemsize + value_dtype.itemsize)
+        of_head = row_bytes(head_dim, key_dtype) + row_bytes(head_dim, value_dtype)
+        self.row_bytes = config.num_hidden_layers * kv_heads * of_head
         budget = None if memory is None else memory // self.row_bytes
         if budget is not None:
             # Where memory is taken at once, each slot has its share from the start.
             most = budget if is_lazy(self.device) else budget // max_slots
             max_length = min(max_length, max(most - MAX_TREE_NODES, 1))
         self.max_length = max_length
-        self.kv = SlotKV(
+        self._slots = partial(
+            SlotKV,
             layers=config.num_hidden_layers,
-            slots=max_slots,
             kv_heads=kv_heads,
-            capacity=max_length + MAX_TREE_NODES,
             head_dim=head_dim,
+            device=self.device,
+        )
+        self.kv = self._slots(
+            slots=max_slots,
+            capacity=max_length + MAX_TREE_NODES,
             key_dtype=key_dtype,
             value_dtype=value_dtype,
-            device=self.device,
             budget=budget,
         )
         # The number of rows per expert is read on the host, which a graph cannot do.
@@ -278,14 +282,15 @@ class PackedModel:
         """Positions within a table of learned positions. Tree nodes beyond the longest request are never accepted."""
         return positions.clamp(max=self.max_length - 1)
 
-    def _segments(self, parts: Sequence[PassPart]) -> tuple[list[Segment], Tensor]:
-        """The parts' segments, and the positions [T] of their rows."""
+    def _segments(self, parts: Sequence[PassPart], kv: SlotKV | None = None) -> tuple[list[Segment], Tensor]:
+        """The parts' segments, and the positions [T] of their rows; in other slots than the model's where given."""
+        kv = self.kv if kv is None else kv
         segments, positions, start = [], [], 0
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
-            where = part.offsets + self.kv.lengths[part.slot]
+            where = part.offsets + kv.lengths[part.slot]
             own = part.visible, part.is_prompt, part.scratch, part.view
-            segment = Segment(self.kv, part.slot, start, where, *own)
+            segment = Segment(kv, part.slot, start, where, *own)
             segments.append(segment)
             positions.append(where[part.scratch :])
             start += len(part.tokens)
@@ -328,13 +333,15 @@ class PackedModel:
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size
         chain = Topology.chain(count)
-        segments, positions = self._segments([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)])
+        # Slots of its own: rounding of keys and values would hide what is compared.
+        kv = self._slots(slots=1, capacity=count, key_dtype=self.dtype, value_dtype=self.dtype)
+        segments, positions = self._segments([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)], kv)
         taps = range(len(layers_of(self.decoder)[1]) + 1)
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
         settings = [cache.settings[layer] for layer in sorted(cache.settings)]
         native = NativeDecoder(self.decoder, self.config, settings, self.max_length)
-        _, found = native.run(ids, positions, segments, self.kv, taps)
+        _, found = native.run(ids, positions, segments, kv, taps)
         is_coarse = self.dtype == torch.bfloat16 or native.layers.is_quantized
         for tap in taps:
             check_same(f"the layers of {type(self.decoder).__name__}", found[tap], expected[tap], is_coarse)

@@ -11,6 +11,7 @@ from torch import Tensor
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.capture import HEAD_ROWS, Captured
+from outpace.kernels.attention import KV_CACHE_DTYPES
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.linear import KernelLinear
 from outpace.models.head import EXACT_ROWS
@@ -37,6 +38,7 @@ class TransformersTarget(PackedModel):
         pack: false keeps the model's layers.
         rounded_to: the dtype that the weights were rounded to before they were widened; None for the model's.
         quantize: "none", "int8", or "file" for layers over a GGUF file's blocks.
+        kv_cache_dtype: as of `loading.precision.check_kv_cache_dtype`.
         memory, tiled, exact: as in `PackedModel`; on a CPU `exact` changes only what `models.exactness` requires.
     """
 
@@ -52,6 +54,7 @@ class TransformersTarget(PackedModel):
         tiled: bool | None = None,
         exact: bool = False,
         memory: int | None = None,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         self.eos_token_ids, self.rounded_to, self.quantize = eos_token_ids, rounded_to or model.dtype, quantize
         self.wants_exact = exact
@@ -59,22 +62,31 @@ class TransformersTarget(PackedModel):
         decoder, head = prepare(model, pack, rounded_to, quantize)
         on_cpu = device.type == "cpu" and not tiled
         compiled = on_cpu and loaded_kernels() is not None and dtype in (torch.float32, torch.bfloat16)
-        # Without compiled kernels, attention on a CPU sums in float64; storing float64 saves a conversion per pass.
-        is_wide = on_cpu and not compiled
+        if compiled:
+            keys = values = KV_CACHE_DTYPES.get(kv_cache_dtype, dtype)
+        elif on_cpu:  # attention sums in float64; storing float64 saves a conversion per pass
+            keys, values = torch.promote_types(dtype, torch.float32), torch.float64
+        else:
+            keys = values = dtype
         super().__init__(
             decoder,
             head,
             model.config.get_text_config(),
             max_length,
             max_slots,
-            key_dtype=torch.promote_types(dtype, torch.float32) if is_wide else dtype,
-            value_dtype=torch.float64 if is_wide else dtype,
+            key_dtype=keys,
+            value_dtype=values,
             tiled=tiled,
             exact=exact and not on_cpu,
             memory=memory,
         )
         buckets = (EXACT_ROWS,) if self.exact else HEAD_ROWS
         self._captured_head = Captured(self._head_outputs, buckets, self.device)
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """The format of stored keys."""
+        return str(self.kv.keys.dtype).removeprefix("torch.")
 
     def copy_slot(self, source: int, goal: int, length: int) -> None:
         """Replace a slot's content by the first `length` committed tokens of another, or of itself."""

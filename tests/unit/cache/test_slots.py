@@ -37,7 +37,10 @@ def run_pass(kv: SlotKV, work: Sequence[tuple[int, Sequence[int]]]) -> PassCache
 
 def marks_of(kv: SlotKV, slot: int) -> list[int]:
     """The marks that a slot has committed, after checking that all layers, heads, keys and values agree."""
-    keys, values = kv.rows(slot, kv.lengths[slot])
+    length = kv.lengths[slot]
+    keys, values = kv.rows(slot, length)
+    for rows_of, scales in zip((keys, values), kv.scales, strict=False):
+        rows_of[:] = [rows * own for rows, own in zip(rows_of, scales[:, slot, :, :length], strict=True)]
     marks = keys[0][0, :, 0]
     for layer in range(LAYERS):
         expected = (marks + layer / 10)[None, :, None].expand(HEADS, -1, DIM)
@@ -167,3 +170,18 @@ def test_memory_is_taken_as_rows_are_written_and_given_back() -> None:
     assert resident_bytes(kv) <= taken / 2 + 4 * huge
     assert (kv.keys[0, 0, 0, :10] == 1).all()
     assert (kv.keys[0, 1, 0, :rows] == 2).all()
+
+
+def test_int8_rows_take_their_scales_along() -> None:
+    """Guards against a row that a commit or a copy for a prefix moves without what its numbers are multiples of: here
+    the mark of a row is in its scale alone."""
+    kv = SlotKV(LAYERS, 3, HEADS, 16, DIM, torch.int8, torch.int8, torch.device("cpu"))
+    for storage in kv.storages:
+        storage.fill_(99)
+    run_pass(kv, [(0, [50, 51]), (1, [7])])
+    kv.commit([0, 1], [range(2), [0]])
+    run_pass(kv, [(0, range(1, 10)), (1, [8, 9])])
+    kv.commit([0, 1], [[0, 2, 5, 8], [1]])
+    kv.copy(0, 2, 5)
+    kv.truncate(1, 1)
+    assert [marks_of(kv, slot) for slot in range(3)] == [[50, 51, 1, 3, 6, 9], [7], [50, 51, 1, 3, 6]]

@@ -1,22 +1,29 @@
 """Attention by the compiled kernels: a row's bits depend on the positions that it sees and on nothing else."""
 
+import copy
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from outpace.cache.slots import AttentionSettings, Segment, SlotKV
+from outpace.cache.passes import FreshRows
+from outpace.cache.slots import KEY_BLOCK, AttentionSettings, Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.kernels import attention
-from outpace.models.attention import _attend_on_cpu
-from tests.unit.models.tiny import needs_kernels
+from outpace.kernels.instructions import multiplies_bfloat16
+from outpace.lib.int8 import rounded_rows
+from outpace.models.attention import ATTENTION_NAME, _attend_on_cpu
+from outpace.models.packed import PassPart
+from outpace.models.target import TransformersTarget
+from tests.unit.models.tiny import needs_kernels, random_ids, stock_model, tiny_config
 
 pytestmark = needs_kernels
 # Paths of four nodes and more, whose rows lie apart.
 TREE = Topology.of((-1, 0, 0, 1, 1, 2, 4, 0, 6, 3, 8, 10, 5))
 WIDTHS = [(64, 3), (128, 6), (32, 1), (48, 2), (10, 7)]
 """Numbers of a head, and query heads of a key head: with tiles of AMX, with pairs, and with neither."""
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 # On both sides of where halves of a tile, tiles and spans end.
 LENGTHS = (1, 20, 29, 31, 32, 58, 63, 64, 100, 505, 511, 512, 1029)
 
@@ -32,14 +39,19 @@ class World:
         count = length + len(TREE)
         self.width, self.dtype, self.length = width, dtype, length
         self.query = torch.randn(2 * group, count, width, generator=generator) * 2
-        self.rows = torch.randn(2, 2, count, width, generator=generator).to(dtype)  # keys and values
+        self.rows = torch.randn(2, 2, count, width, generator=generator)  # keys and values
+        if dtype == torch.int8:  # no two with the same scale
+            codes, scales = rounded_rows(self.rows * torch.rand(2, 2, count, 1, generator=generator))
+            self.rows = codes * scales
+        else:
+            self.rows = self.rows.to(dtype)
 
     def slot(self, order: Sequence[int], committed: int, slots: int = 1) -> SlotKV:
         """Slots that each hold rows in this order; nothing may come of what lies behind them."""
         kv = SlotKV(1, slots, 2, len(order), self.width, self.dtype, self.dtype, torch.device("cpu"))
-        for rows, own in zip((kv.keys, kv.values), self.rows, strict=True):
-            rows.fill_(torch.nan)
-            rows[0, :, :, : len(order)] = own[None, :, list(order)]
+        for storage in kv.storages:
+            storage.fill_(torch.nan if storage.is_floating_point() else 99)
+        kv.write(0, (slice(None), slice(None), slice(len(order))), *self.rows[:, :, list(order)])
         kv.lengths = [committed] * slots
         return kv
 
@@ -58,8 +70,8 @@ class World:
         return attention.attend(self.query[:, first : self.length], [segment], settings(window))
 
 
-def settings(window: int | None) -> AttentionSettings:
-    return AttentionSettings(0, 0.2, window, None)
+def settings(window: int | None, softcap: float | None = None) -> AttentionSettings:
+    return AttentionSettings(0, 0.2, window, softcap)
 
 
 @pytest.fixture(params=[1, 3], ids=["1 thread", "3 threads"], autouse=True)
@@ -68,7 +80,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
 def test_a_node_has_its_bits_in_any_company(width: int, group: int, dtype: torch.dtype, window: int | None) -> None:
     """Guards against sums over tiles that begin elsewhere, or pair other positions, where a tree's rows lie between:
@@ -92,7 +104,7 @@ def test_a_node_has_its_bits_in_any_company(width: int, group: int, dtype: torch
 
 
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
 def test_a_prompt_has_its_bits_however_it_is_cut(
     width: int, group: int, dtype: torch.dtype, window: int | None
@@ -106,7 +118,7 @@ def test_a_prompt_has_its_bits_however_it_is_cut(
         assert torch.equal(world.alone(range(row + 1), window), whole[row]), f"row {row}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
 def test_rows_attend_as_written(width: int, group: int, dtype: torch.dtype) -> None:
     """Guards against a tile, a span or a query lost on the way: the numbers are those of float64."""
@@ -162,7 +174,7 @@ def test_rows_attend_through_a_view_as_in_python(
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
 def test_a_view_has_the_bits_of_a_slot_of_its_rows(width: int, group: int, dtype: torch.dtype) -> None:
     """Guards against tiles of a view that begin elsewhere than those of a text: rows that a view names count as if they
@@ -177,3 +189,41 @@ def test_a_view_has_the_bits_of_a_slot_of_its_rows(width: int, group: int, dtype
         assert torch.equal(
             attention.attend(query, [whole], settings(None)), attention.attend(query, [alone], settings(None))
         ), f"{len(named)} of {length} rows"
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, None), (None, 3.0), (500, 3.0)])
+@pytest.mark.parametrize(("width", "group"), WIDTHS)
+def test_int8_attends_as_its_python_reference(
+    width: int, group: int, window: int | None, softcap: float | None
+) -> None:
+    """Guards against the scale of another row, head or side, in order and where a tree's rows lie apart, and against
+    scales that count in the sum of weights."""
+    for length in LENGTHS:
+        world = World(width, group, torch.int8, length)
+        kv, tree = world.slot(range(length + len(TREE)), length), range(length, length + len(TREE))
+        segment = Segment(kv, 0, 0, TREE.depth_tensor + length, TREE.ancestor_mask)
+        query, how = world.query[:, tree], settings(window, softcap)
+        found, expected = attention.attend(query, [segment], how), _attend_on_cpu(query, segment, how)
+        tolerance = 0.03 if multiplies_bfloat16() else 1e-5  # queries and weights in bfloat16
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance, msg=f"behind {length} rows")
+
+
+def test_int8_is_written_alike_by_kernels_and_by_python() -> None:
+    """Guards against rows that one path rounds otherwise than the other, so that bits depend on who wrote them."""
+    model, chain, ids = stock_model(tiny_config("llama"), ATTENTION_NAME), Topology.chain(9), random_ids(9, seed=1)
+    found = []
+    for word in ("float32", "int8"):
+        target = TransformersTarget(copy.deepcopy(model), 64, 1, (), kv_cache_dtype=word)
+        assert target.native is not None
+        assert target.kv_cache_dtype == word
+        target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)])
+        found.append(target.kv)
+    exact, kernels = found
+    _, _, heads, rows, width = exact.keys.shape
+    for slots in (1, 2):  # rows of one request are written by a slice, of more by an index
+        python = SlotKV(1, slots, heads, rows - KEY_BLOCK, width, torch.int8, torch.int8, torch.device("cpu"))
+        segments = [Segment(python, slot, 9 * slot, torch.arange(9)) for slot in range(slots)]
+        written = (storage[0, 0, :, :9].repeat(1, slots, 1) for storage in exact.storages)
+        FreshRows(python, segments).write(0, *written)
+        for ours, theirs in zip(python.storages, kernels.storages, strict=True):
+            assert torch.equal(ours[0, :, :, :9], theirs[0, :1, :, :9].expand(slots, -1, -1, -1))

@@ -36,7 +36,7 @@ def made(method: str = "recycle:budget=7", **changes: Any) -> Profile:
     facts: dict[str, Any] = {
         "drafter": None, "model": "tiny", "measured": FIGURES, "workload": ("builtin",), "prompts": "7 prompts",
         "max_new_tokens": 64, "made": date(2026, 11, 23), "version": "0.1.0", "hardware": "a CPU", "threads": 1,
-        "dtype": "float32", "quantize": "none",
+        "dtype": "float32", "quantize": "none", "kv_cache_dtype": "float32",
     }  # fmt: skip
     return Profile(method=method, **(facts | changes))
 

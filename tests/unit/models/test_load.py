@@ -16,7 +16,7 @@ from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.loading import load
 from outpace.models.loading.load import load_target
-from outpace.models.loading.precision import choose_device, choose_dtype
+from outpace.models.loading.precision import check_kv_cache_dtype, choose_device, choose_dtype
 from outpace.models.loading.registry import BUILT_IN, resolve
 from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
 
@@ -160,6 +160,8 @@ def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, t
     [
         ({"dtype": "int8"}, r"dtype='int8': use 'auto'"),
         ({"dtype": "torch.float32"}, r"dtype='torch\.float32'"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8': use one of 'auto', 'int8', 'bfloat16', 'float32'"),
+        ({"kv_cache_dtype": 8}, "kv_cache_dtype=8: must be text"),
         ({"device": "abacus"}, r"device='abacus': not a device"),
         ({"max_num_seqs": 0}, "max_num_seqs=0: must be an integer >= 1"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes=0: must be an integer >= 1"),
@@ -175,6 +177,24 @@ def test_a_bad_option_is_refused_by_name_value_and_remedy(
     """Guards against options that fail deep in torch, or are corrected in silence."""
     with pytest.raises(InvalidRequest, match=complaint):
         outpace.load(str(checkpoint), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "switch", "complaint"),
+    [
+        (torch.float32, "cuda", "on", "'int8': its kernels are for CPUs; use device='cpu' or kv_cache_dtype='auto'"),
+        (torch.float64, "cpu", "on", "'int8': not with torch.float64; use dtype='float32'"),
+        (torch.float32, "cpu", "off", "'int8': its kernels are not there: .*; unset OUTPACE_KERNELS"),
+    ],
+)
+def test_int8_keys_without_kernels_are_refused(
+    dtype: torch.dtype, device: str, switch: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a format that is silently another, or fails in a pass."""
+    monkeypatch.setenv("OUTPACE_KERNELS", switch)
+    check_kv_cache_dtype("auto", dtype, torch.device(device))
+    with pytest.raises(InvalidRequest, match=f"kv_cache_dtype={complaint}"):
+        check_kv_cache_dtype("int8", dtype, torch.device(device))
 
 
 def test_a_gpu_that_is_not_there_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,11 +38,12 @@ class Block {
             const float* query, int query_stride) {
     const size_t at = ::place(kv, layer, part.slot, kv_head, 0);
     keys_ = (const Number*)kv.keys + at, values_ = (const Number*)kv.values + at;
+    if (kIsBytes) key_scales_ = kv.key_scales + at / kv.head_dim, value_scales_ = kv.value_scales + at / kv.head_dim;
     width_ = kv.head_dim, group_ = group, queries_ = rows * group;
     sight_ = &sight, view_ = View(part, layer, kv_head);
     vectors = (queries_ + kLanes - 1) / kLanes;
-    amx_ = kIsHalves && width_ % 32 == 0 && has_amx();
-    pairs_ = kIsHalves && kMultipliesPairs && width_ % 2 == 0;
+    amx_ = !kIsFloats && width_ % 32 == 0 && has_amx();
+    pairs_ = !kIsFloats && kMultipliesPairs && width_ % 2 == 0;
     look(part, first, rows);
     if (query) take_queries(query + size_t(part.start + first) * query_stride + size_t(kv_head) * group * width_, query_stride);
   }
@@ -102,7 +103,13 @@ class Block {
   int vectors = 0;
 
  private:
-  static constexpr bool kIsHalves = std::is_same<Number, uint16_t>::value;
+  static constexpr bool kIsFloats = std::is_same<Number, float>::value, kIsBytes = std::is_same<Number, int8_t>::value;
+
+  // Rows that are stored otherwise, as products read them.
+  struct Room {
+    std::vector<float> floats;
+    std::vector<uint16_t> halves;
+  };
 
   // What each row sees, and within which bounds all of them do.
   void look(const Part& part, int first, int rows) {
@@ -132,12 +139,28 @@ class Block {
       }
   }
 
-  // Rows as floats, widened in `room` where they are stored otherwise.
-  const float* widened(const Number* rows, int count, std::vector<float>& room) {
-    if constexpr (!kIsHalves) return rows;
-    room.resize(std::max(room.size(), size_t(count) * width_));
-    for (int at = 0; at < count * width_; ++at) room[at] = as_float(rows[at]);
-    return room.data();
+  // Rows as floats or in bfloat16, widened in `room` where they are stored otherwise. Products may read 15 rows more.
+  template <class Wide>
+  const Wide* widened(const Number* rows, int count, std::vector<Wide>& room) {
+    if constexpr (std::is_same<Number, Wide>::value) {
+      return rows;
+    } else {
+      const size_t numbers = size_t(count) * width_;
+      room.resize(std::max(room.size(), numbers + 15 * width_));
+      Wide* to = room.data();
+      for (size_t at = 0; at < numbers; ++at) {
+        if constexpr (std::is_same<Wide, float>::value) to[at] = as_float(rows[at]);
+        else to[at] = exact_bfloat16(rows[at]);
+      }
+      return to;
+    }
+  }
+
+  // Keys as their products read them.
+  const void* as_keys(const Number* rows, int count, Room& room) {
+    if constexpr (!kIsFloats)
+      if (pairs_) return widened(rows, count, room.halves);
+    return widened(rows, count, room.floats);
   }
 
   // The rows of a tile's positions one after another.
@@ -156,37 +179,45 @@ class Block {
     together_ = std::min({kTile, straight_ - tile, last_end_ - tile});  // positions stored in order, for all rows
     together_ = std::max(together_, 0);
     ends_here_ = tile + kTile > straight_;
-    tile_keys_ = joined(keys_, viewed_keys_), tile_values_ = joined(values_, viewed_values_);
+    const Number *keys = joined(keys_, viewed_keys_), *values = joined(values_, viewed_values_);
     const size_t tail_at = ends_here_ ? size_t(view_.row(straight_)) * width_ : 0;
-    tail_keys_ = keys_ + tail_at;
-    if (!pairs_) {
-      wide_keys_ = widened(tile_keys_, together_, key_room_);
-      if (ends_here_) wide_tail_keys_ = widened(tail_keys_, tail_, tail_key_room_);
-    }
+    tile_keys_ = as_keys(keys, together_, key_room_);
+    if (ends_here_) tail_keys_ = as_keys(keys_ + tail_at, tail_, tail_key_room_);
     turned_ = !amx_ ? 0 : ends_here_ ? together_ / kSummed : (together_ + kSummed - 1) / kSummed;
-    if (turned_ * kSummed < together_) wide_values_ = widened(tile_values_, together_, value_room_);
+    if constexpr (!kIsFloats)
+      if (turned_ > 0) half_values_ = widened(values, together_, value_room_.halves);
+    if (turned_ * kSummed < together_) wide_values_ = widened(values, together_, value_room_.floats);
     if (ends_here_) wide_tail_values_ = widened(values_ + tail_at, tail_, tail_value_room_);
+    for (int at = 0; kIsBytes && at < kTile; ++at) {
+      const int row = view_.row(tile + at);
+      tile_key_scales_[at] = at < together_ ? key_scales_[row] : 1, tile_scales_[at] = at < together_ ? value_scales_[row] : 1;
+    }
   }
 
-  void score_rows(const Number* keys, const float* wide, int count, int v, float* out) {
+  // Scores of keys; `scales`: of int8.
+  void score_rows(const void* keys, const float* scales, int count, int v, float* out) {
     const float* query = &query_[size_t(v) * width_ * kLanes];
 #if OUTPACE_AMX
-    if (amx_) return score_tiles((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
+    if (amx_) score_tiles((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
+    else
 #endif
 #if defined(__AVX512BF16__)
-    if (pairs_) return score_pairs((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
+    if (pairs_) score_pairs((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
+    else
 #endif
-    score_keys(wide, width_, count, query, out);
+    score_keys((const float*)keys, width_, count, query, out);
+    for (int at = 0; kIsBytes && at < count; ++at)
+      store(out + at * kLanes, load(out + at * kLanes) * scales[at]);
   }
 
   const Seen& seen_by(int query) const { return seen_[query / group_]; }
 
   // Scores of a tile: of what is stored in order for all queries at once, of the rest by the rows that each sees.
   void score(int v) {
-    score_rows(tile_keys_, wide_keys_, together_, v, scores_);
+    score_rows(tile_keys_, tile_key_scales_, together_, v, scores_);
     if (ends_here_) {
       tail_scores_.resize(size_t(tail_ + 16) * kLanes);
-      score_rows(tail_keys_, wide_tail_keys_, tail_, v, tail_scores_.data());
+      score_rows(tail_keys_, key_scales_ + view_.row(straight_), tail_, v, tail_scores_.data());
       for_tail(v, [&](int position, int lane, int row) {
         scores_[(position - tile_) * kLanes + lane] = tail_scores_[(row - straight_) * kLanes + lane];
       });
@@ -210,6 +241,11 @@ class Block {
     const float cap = sight_->softcap;
     const Lanes x = smaller(score * (2 * sight_->scaling / cap), all(80.0f));
     return (1.0f - 2.0f / (1.0f + exponential(x))) * (cap / sight_->scaling);
+  }
+
+  // Weights of int8 values, which stand for so many times as much.
+  static Lanes scaled(Lanes weights, float scale, bool rounds) {
+    return rounds ? as_bfloat16(weights * scale) : weights * scale;
   }
 
   // Scores become weights, relative to the largest score so far. Kinds: whether they are rounded to bfloat16, for AMX;
@@ -244,6 +280,7 @@ class Block {
         const Lanes power = power_of_two<Rounds>(fma(load(own), factor, -most));
         weights[each] = seen(at + each, Rounds ? as_bfloat16(power) : power, 0);
         total[each] += weights[each];
+        if constexpr (kIsBytes) weights[each] = scaled(weights[each], tile_scales_[at + each], Rounds);
         store(own, weights[each]);
       }
       for (int each = 0; Rounds && each < 4; each += 2) {
@@ -283,8 +320,7 @@ class Block {
     turned_values_.resize(kTile * width_);
     for (int half = 0; half < turned_; ++half) {
       const size_t at = size_t(half) * kSummed * width_;
-      const uint16_t* values = (const uint16_t*)tile_values_ + at;
-      turn_values(values, width_, std::min(kSummed, together_ - half * kSummed), &turned_values_[at]);
+      turn_values(half_values_ + at, width_, std::min(kSummed, together_ - half * kSummed), &turned_values_[at]);
     }
   }
 #endif
@@ -294,14 +330,16 @@ class Block {
     is_seen_.assign(4 * tail_, 0), tail_weights_.assign(size_t(4 * tail_) * kLanes, 0);
     for_tail(v, [&](int position, int lane, int row) {
       const int at = ((position - tile_) / kSummed * 2 + position % 2) * tail_ + row - straight_;
-      is_seen_[at] = 1, tail_weights_[size_t(at) * kLanes + lane] = scores_[(position - tile_) * kLanes + lane];
+      float weight = scores_[(position - tile_) * kLanes + lane];
+      if (kIsBytes) weight = scaled(all(weight), value_scales_[view_.row(row)], amx_)[0];
+      is_seen_[at] = 1, tail_weights_[size_t(at) * kLanes + lane] = weight;
     });
   }
 
   const Sight* sight_ = nullptr;
   View view_;
   const Number *keys_ = nullptr, *values_ = nullptr;  // of the slot
-  const Number *tile_keys_ = nullptr, *tile_values_ = nullptr, *tail_keys_ = nullptr;
+  const float *key_scales_ = nullptr, *value_scales_ = nullptr;  // of int8, by row
   std::vector<Number> viewed_keys_, viewed_values_;  // of a tile, copied together
   int width_ = 0, group_ = 0, queries_ = 0;
   bool amx_ = false, pairs_ = false;
@@ -313,8 +351,12 @@ class Block {
   // Of a tile: positions that are stored in order for all queries, whether others follow, and halves turned for AMX.
   int tile_ = 0, together_ = 0, turned_ = 0;
   bool ends_here_ = false;
-  const float *wide_keys_ = nullptr, *wide_values_ = nullptr, *wide_tail_keys_ = nullptr, *wide_tail_values_ = nullptr;
-  std::vector<float> key_room_, value_room_, tail_key_room_, tail_value_room_, tail_scores_, tail_weights_;
+  const void *tile_keys_ = nullptr, *tail_keys_ = nullptr;
+  const float *wide_values_ = nullptr, *wide_tail_values_ = nullptr;
+  const uint16_t* half_values_ = nullptr;
+  Room key_room_, tail_key_room_, value_room_;
+  std::vector<float> tail_value_room_, tail_scores_, tail_weights_;
+  float tile_key_scales_[kTile] = {}, tile_scales_[kTile] = {};  // of int8 keys and values that are stored in order
   std::vector<uint16_t> turned_values_;  // [halves][width][kSummed]
   std::vector<uint8_t> is_seen_;
   std::vector<Weighted> sides_[2];       // of positions even and odd
@@ -406,5 +448,6 @@ static void attend_typed(Team& team, const Attention& a, float* room) {
 // Attention of all parts of a pass, shared by a team; `room` as large as Tasks says for so many threads or more.
 static inline void attend_parts(Team& team, const Attention& a, float* room) {
   if (a.kv.kind == kFloat32) attend_typed<float>(team, a, room);
+  else if (a.kv.kind == kInt8) attend_typed<int8_t>(team, a, room);
   else attend_typed<uint16_t>(team, a, room);
 }

@@ -142,3 +142,13 @@ static inline float as_float(uint16_t half) {
   std::memcpy(&number, &bits, 4);
   return number;
 }
+
+static inline float as_float(int8_t whole) { return float(whole); }
+
+// Integers of a byte lose nothing in bfloat16.
+static inline uint16_t exact_bfloat16(int8_t whole) {
+  const float number = whole;
+  uint32_t bits;
+  std::memcpy(&bits, &number, 4);
+  return uint16_t(bits >> 16);
+}

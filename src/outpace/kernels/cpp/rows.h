@@ -152,6 +152,29 @@ static inline void into_parts(const float* row, int inputs, int8_t* numbers, flo
   }
 }
 
+// Round a row to integers, to the nearest; the largest becomes 127 or -127. Returns what they are multiples of.
+// Python reference: outpace.lib.int8.rounded_rows.
+static inline float into_bytes(const float* row, int width, int8_t* out, int32_t* sum) {
+  const float most = largest_magnitude(row, width);
+  const float unit = most > 0 ? most / 127.0f : 1.0f, inverse = 1.0f / unit;
+  IntLanes sums = {};
+  int at = 0;
+  for (; at + kLanes <= width; at += kLanes) {
+    const IntLanes whole = rounded(load(row + at) * inverse);
+    const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
+    std::memcpy(out + at, &bytes, sizeof bytes);
+    sums += whole;
+  }
+  *sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) *sum += sums[lane];
+  for (; at < width; ++at) {
+    const int32_t whole = int32_t(__builtin_rintf(row[at] * inverse));
+    out[at] = int8_t(whole);
+    *sum += whole;
+  }
+  return unit;
+}
+
 // Make row `index` of an operand of `row`, which is changed where it has to be rotated.
 static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {
   const size_t start = size_t(index) * to.stride;
@@ -168,26 +191,8 @@ static inline void prepare(float* row, int width, int32_t kind, int32_t block, c
     for (int at = width; at < to.stride; ++at) out[at] = 0;
   } else {
     if (block > 1) hadamard(row, width, block);
-    const float most = largest_magnitude(row, width);
-    const float unit = most > 0 ? most / 127.0f : 1.0f, inverse = 1.0f / unit;
     int8_t* out = (int8_t*)to.rows + start;
-    IntLanes sums = {};
-    int at = 0;
-    for (; at + kLanes <= width; at += kLanes) {
-      const IntLanes whole = rounded(load(row + at) * inverse);
-      const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
-      std::memcpy(out + at, &bytes, sizeof bytes);
-      sums += whole;
-    }
-    int32_t total = 0;
-    for (int lane = 0; lane < kLanes; ++lane) total += sums[lane];
-    for (; at < width; ++at) {
-      const int32_t whole = int32_t(__builtin_rintf(row[at] * inverse));
-      out[at] = int8_t(whole);
-      total += whole;
-    }
-    for (; at < to.stride; ++at) out[at] = 0;
-    to.scales[index] = unit;
-    to.sums[index] = total;
+    to.scales[index] = into_bytes(row, width, out, &to.sums[index]);
+    for (int at = width; at < to.stride; ++at) out[at] = 0;
   }
 }

@@ -7,10 +7,11 @@
 #include "rows.h"
 
 // Keys and values [layers, slots, kv_heads, capacity, head_dim], strides in numbers. Up to 15 rows behind the last one
-// that is in use can be read.
+// that is in use can be read. In int8 every row of a head has a scale, in the same order.
 struct Store {
   void* keys;
   void* values;
+  float *key_scales, *value_scales;  // null for other kinds
   int64_t layer_stride, slot_stride, head_stride;
   int32_t kind, head_dim;
 };
@@ -62,6 +63,12 @@ static inline void file(const Store& kv, size_t at, const float* key, const floa
   if (kv.kind == kFloat32) {
     std::memcpy((float*)kv.keys + at, key, sizeof(float) * kv.head_dim);
     std::memcpy((float*)kv.values + at, value, sizeof(float) * kv.head_dim);
+    return;
+  }
+  if (kv.kind == kInt8) {
+    int32_t sum;
+    kv.key_scales[at / kv.head_dim] = into_bytes(key, kv.head_dim, (int8_t*)kv.keys + at, &sum);
+    kv.value_scales[at / kv.head_dim] = into_bytes(value, kv.head_dim, (int8_t*)kv.values + at, &sum);
     return;
   }
   for (int d = 0; d < kv.head_dim; ++d) {

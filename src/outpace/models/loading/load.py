@@ -11,6 +11,7 @@ from outpace.models.loading.config import read_config, refuse_bare
 from outpace.models.loading.gguf_tokenizer import end_ids
 from outpace.models.loading.precision import (
     check_exact,
+    check_kv_cache_dtype,
     choose_device,
     choose_dtype,
     choose_quantization,
@@ -34,6 +35,7 @@ def load_target(
     quantize: str = "auto",
     exact: bool = False,
     kv_cache_memory_bytes: int | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> tuple[TransformersTarget, TextCodec]:
     """Load a model and its tokenizer.
 
@@ -45,6 +47,7 @@ def load_target(
         quantize: as of `precision.choose_quantization`.
         kv_cache_memory_bytes: for keys and values of all requests together; None takes most of what is free.
         exact: passes of fixed shapes on a GPU; on a CPU an error where they are not bit-exact anyway.
+        kv_cache_dtype: as of `precision.check_kv_cache_dtype`.
 
     Raises:
         ModelError: nothing readable under that name.
@@ -60,6 +63,7 @@ def load_target(
     source = resolve(name)
     computed = compute_dtype(chosen_dtype, where)
     quantize = choose_quantization(quantize, computed, where, source.gguf is not None)
+    check_kv_cache_dtype(kv_cache_dtype, computed, where)
     config = read_config(source)
     refuse_bare(config, name)
     check_supported(config)
@@ -79,6 +83,7 @@ def load_target(
         quantize=quantize,
         exact=exact,
         memory=memory,
+        kv_cache_dtype=kv_cache_dtype,
     )
     if target.max_length < (max_model_len or min(limit, 2)):
         raise InvalidRequest(

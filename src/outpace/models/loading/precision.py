@@ -3,6 +3,7 @@
 import torch
 
 from outpace.gpu.backend import runs_triton
+from outpace.kernels.attention import KV_CACHE_DTYPES
 from outpace.kernels.build import kernels_remedy, loaded_kernels, why_none
 from outpace.lib.errors import InvalidRequest
 from outpace.models.layers.linear import can_pack
@@ -86,13 +87,34 @@ def choose_quantization(quantize: str, dtype: torch.dtype, device: torch.device,
         return quantize
     if quantize == "file" and not is_gguf:
         raise InvalidRequest("quantize='file': is for a GGUF file; use quantize='none', 'int8' or 'int4' here")
-    if device.type != "cpu":
-        raise InvalidRequest(f"quantize={quantize!r}: its kernels are for CPUs; use device='cpu' or quantize='none'")
-    if not can_pack(dtype, device):
-        raise InvalidRequest(f"quantize={quantize!r}: not with {dtype}; use dtype='float32' or 'bfloat16'")
-    if loaded_kernels() is None:
-        raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}; {kernels_remedy()}")
+    _check_kernels(f"quantize={quantize!r}", "quantize='none'", dtype, device)
     return quantize
+
+
+def check_kv_cache_dtype(kv_cache_dtype: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Check the format of keys and values: "auto" or one of `KV_CACHE_DTYPES`.
+
+    Args:
+        dtype: that the device computes in.
+
+    Raises:
+        InvalidRequest: another word, or a format that this device, dtype or installation does not have.
+    """
+    words = ("auto", *KV_CACHE_DTYPES)
+    if kv_cache_dtype not in words:
+        raise InvalidRequest(f"kv_cache_dtype={kv_cache_dtype!r}: use one of {', '.join(map(repr, words))}")
+    if kv_cache_dtype != "auto":
+        _check_kernels(f"kv_cache_dtype={kv_cache_dtype!r}", "kv_cache_dtype='auto'", dtype, device)
+
+
+def _check_kernels(option: str, instead: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse an option that compiled kernels are needed for where there are none."""
+    if device.type != "cpu":
+        raise InvalidRequest(f"{option}: its kernels are for CPUs; use device='cpu' or {instead}")
+    if not can_pack(dtype, device):
+        raise InvalidRequest(f"{option}: not with {dtype}; use dtype='float32' or 'bfloat16'")
+    if loaded_kernels() is None:
+        raise InvalidRequest(f"{option}: its kernels are not there: {why_none()}; {kernels_remedy()}")
 
 
 def check_exact(device: torch.device) -> None:
