@@ -110,10 +110,6 @@ class SlotKV:
                 rows_of[:, goal, :, :length] = rows_of[:, source, :, :length]
         self.lengths[goal], self._held[goal] = length, max(self._held[goal], length)
 
-    def rows(self, slot: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of a slot's keys and of its values up to a row, one [kv_heads, end, head_dim] per layer."""
-        return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
-
     def windowed(self, slot: int, window: int | None) -> Tensor | None:
         """The view, as of `Segment`, of the first SINKS committed rows and the last `window`; None if that is all."""
         length = self.lengths[slot]
@@ -201,9 +197,8 @@ class Segment:
         """
         if self.view is None:
             first, bias = self.sight(window)
-            every = slice(None)
-            places = (every, slice(first, self.end + KEY_BLOCK)), (every, slice(first, self.end))
-            return *self._numbers(layer, *places), bias
+            of_values = slice(None), slice(first, self.end)
+            return *self._numbers(layer, (slice(None), slice(first, self.end + KEY_BLOCK)), of_values), bias
         view = self.view[layer if len(self.view) > 1 else 0].long()  # [kv_heads or 1, M]
         rows = torch.cat([view, torch.arange(self.committed, self.end).expand(len(view), -1)], dim=1)
         places = torch.cat([view, self.positions.expand(len(view), -1)], dim=1)  # [kv_heads or 1, L] logical

@@ -38,7 +38,8 @@ class TransformersTarget(PackedModel):
         pack: false keeps the model's layers.
         rounded_to: the dtype that the weights were rounded to before they were widened; None for the model's.
         quantize: "none", "int8", or "file" for layers over a GGUF file's blocks.
-        kv_cache_dtype: as of `loading.precision.check_kv_cache_dtype`.
+        kv_cache_dtype: as of `loading.precision.check_kv_cache_dtype`; auto is what the weights were rounded to where
+            compiled kernels read it.
         memory, tiled, exact: as in `PackedModel`; on a CPU `exact` changes only what `models.exactness` requires.
     """
 
@@ -63,7 +64,8 @@ class TransformersTarget(PackedModel):
         on_cpu = device.type == "cpu" and not tiled
         compiled = on_cpu and loaded_kernels() is not None and dtype in (torch.float32, torch.bfloat16)
         if compiled:
-            keys = values = KV_CACHE_DTYPES.get(kv_cache_dtype, dtype)
+            kept = torch.bfloat16 if self.rounded_to == torch.bfloat16 else dtype
+            keys = values = KV_CACHE_DTYPES.get(kv_cache_dtype, kept)
         elif on_cpu:  # attention sums in float64; storing float64 saves a conversion per pass
             keys, values = torch.promote_types(dtype, torch.float32), torch.float64
         else:

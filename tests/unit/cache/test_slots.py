@@ -38,9 +38,11 @@ def run_pass(kv: SlotKV, work: Sequence[tuple[int, Sequence[int]]]) -> PassCache
 def marks_of(kv: SlotKV, slot: int) -> list[int]:
     """The marks that a slot has committed, after checking that all layers, heads, keys and values agree."""
     length = kv.lengths[slot]
-    keys, values = kv.rows(slot, length)
-    for rows_of, scales in zip((keys, values), kv.scales, strict=False):
-        rows_of[:] = [rows * own for rows, own in zip(rows_of, scales[:, slot, :, :length], strict=True)]
+    keys, values = (rows[:, slot, :, :length] for rows in (kv.keys, kv.values))
+    if kv.scales:
+        keys, values = (
+            rows * scales[:, slot, :, :length] for rows, scales in zip((keys, values), kv.scales, strict=True)
+        )
     marks = keys[0][0, :, 0]
     for layer in range(LAYERS):
         expected = (marks + layer / 10)[None, :, None].expand(HEADS, -1, DIM)
@@ -98,7 +100,7 @@ def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     kv.commit([slots[2]], [[0]])
     cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
     assert [segment.end for segment in cache.segments] == [1, 5, 2]
-    assert torch.isfinite(torch.cat([segment.views[0][1] for segment in cache.segments], dim=1)).all()
+    assert all(torch.isfinite(kv.keys[1, one.slot, :, : one.end]).all() for one in cache.segments)
     kv.commit((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]))
     assert [marks_of(kv, slot) for slot in slots] == [[6, 7], [1], [90, 2, 4]]
 
@@ -135,7 +137,7 @@ def test_keys_and_values_keep_their_own_precision() -> None:
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)
     kv.commit([slot], [[0]])
-    keys, values = kv.rows(slot, kv.lengths[slot])
+    keys, values = (rows[:, slot, :, : kv.lengths[slot]] for rows in (kv.keys, kv.values))
     assert keys[0].dtype == torch.bfloat16
     assert torch.equal(values[0], exact[0])
 

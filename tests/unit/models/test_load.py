@@ -18,7 +18,7 @@ from outpace.models.loading import load
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import check_kv_cache_dtype, choose_device, choose_dtype
 from outpace.models.loading.registry import BUILT_IN, resolve
-from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
+from tests.unit.models.tiny import needs_kernels, save_tiny_model, write_tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +195,14 @@ def test_int8_keys_without_kernels_are_refused(
     check_kv_cache_dtype("auto", dtype, torch.device(device))
     with pytest.raises(InvalidRequest, match=f"kv_cache_dtype={complaint}"):
         check_kv_cache_dtype("int8", dtype, torch.device(device))
+
+
+@needs_kernels
+def test_keys_are_as_coarse_as_the_weights_were_made(checkpoint: Path) -> None:
+    """Guards against float32 keys of a model that was rounded to bfloat16, twice the memory, and against rounding the
+    keys of one in float32, or of anything where no kernel reads them."""
+    for dtype, kept in (("bfloat16", "bfloat16"), ("float32", "float32"), ("float64", "float64")):
+        assert load_target(str(checkpoint), dtype, "cpu", None, 1)[0].kv_cache_dtype == kept
 
 
 def test_a_gpu_that_is_not_there_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
