@@ -15,11 +15,7 @@
 #endif
 
 constexpr int kBlockVectors = kOutputs / kLanes;
-#if defined(__AVX512F__)
 constexpr int kBlockRows = 4;  // of a product at a time: as many as registers hold sums for
-#else
-constexpr int kBlockRows = 2;
-#endif
 
 // Rows of activations: 8-bit integers, their scales, sums of 16, and -scale * sum of 32.
 struct Parts {
@@ -82,6 +78,11 @@ static inline CodeLanes codes_at(const uint8_t* block, int group, int v) {
   const int shift = F::codes == kNibbles ? 4 * half : 4 * (group % 2) + 2 * half;
   typedef uint16_t Wide __attribute__((vector_size(4 * kLanes)));  // bytes have no shift
   CodeLanes codes = (CodeLanes)((Wide)stored >> shift) & uint8_t(F::codes == kNibbles ? 15 : 3);
+  if constexpr (F::has_pairs) {
+    const CodeLanes high = load_codes(block + F::code_bytes + group / 2 * 64 + bytes);
+    const int place = 4 * (group % 2) + 2 * half;  // of the two bits in a byte, which go to bits 4 and 5
+    codes |= (CodeLanes)(place < 4 ? (Wide)high << (4 - place) : (Wide)high >> (place - 4)) & uint8_t(48);
+  }
   for (int plane = 0; plane < F::planes; ++plane)
     codes |= spread_bits(block + F::code_bytes + (group * F::planes + plane) * 16 + half * 8 + bytes / 8,
                          uint8_t(1 << (int(F::codes) + plane)));
@@ -230,8 +231,10 @@ UNROLL
     }
   } else {
 #if defined(__AVX2__)
+#pragma GCC unroll 2  // more at once, and compilers keep the sums in memory
     for (int begin = 0; begin < groups; begin += pairs) {
       PairLanes sums[R][V] = {};
+#pragma GCC unroll 2
       for (int group = begin; group < std::min(groups, begin + pairs); ++group)
 UNROLL
         for (int each = 0; each < V; ++each) {
@@ -347,7 +350,7 @@ static inline void multiply_block_panel(int32_t format, const uint8_t* panel, co
     using F = decltype(form);
     if (rows == 1) return multiply_row<F>(panel, x, out[0]);
     std::memset(out, 0, sizeof(float) * kOutputs * rows);
-    const bool expands = (F::planes > 0 || F::has_table) && rows > kBlockRows;
+    const bool expands = (F::planes > 0 || F::has_pairs || F::has_table) && rows > kBlockRows;
     alignas(64) uint8_t expanded[F::inputs * kOutputs];
     const uint8_t* block = panel;
     for (int input = 0; input < x.inputs; input += F::inputs, block += F::bytes) {

@@ -2,8 +2,8 @@
 // Python reference: gguf.quants.dequantize, by outpace.kernels.blocks.reference_product.
 //
 // A weight is scale * (code - offset) or scale * code - minimum. A block of a panel holds, for 32 outputs: the codes,
-// in groups of 4 inputs, output by output, so that one register serves 16 outputs; bits of codes beyond 4 in planes; and
-// the scales. It takes about as many bytes as the file's 32 blocks.
+// in groups of 4 inputs, output by output, so that one register serves 16 outputs; a bit of codes beyond those in a
+// plane, or two bits in pairs; and the scales. It takes about as many bytes as the file's 32 blocks.
 #pragma once
 #include "lanes.h"
 
@@ -39,14 +39,14 @@ struct Form {
   static constexpr int largest = Id == kQ8_0 || Id == kIQ4_NL || Id == kIQ4_XS ? 255 : Id == kQ6_K ? 63 : Id == kMXFP4 ? 24
                                  : Id == kQ5_0 || Id == kQ5_1 || Id == kQ5_K ? 31 : 15;  // of the codes as multiplied
   static constexpr Codes codes = Id == kQ8_0 ? kBytes : Id == kQ2_K || Id == kQ3_K ? kTwoBits : kNibbles;
-  static constexpr int planes = Id == kQ6_K ? 2 : Id == kQ5_0 || Id == kQ5_1 || Id == kQ5_K || Id == kQ3_K ? 1 : 0;
+  static constexpr int planes = Id == kQ5_0 || Id == kQ5_1 || Id == kQ5_K || Id == kQ3_K ? 1 : 0;
+  static constexpr bool has_pairs = Id == kQ6_K;  // two more bits of a code, laid out like codes of two bits
   static constexpr Unit unit = Id == kMXFP4 ? kByteExponent : kHalf;
   static constexpr Scale scale = !is_super ? kNone : Id == kQ2_K ? kPacked
                                  : Id == kQ3_K || Id == kQ6_K || Id == kIQ4_XS ? kSigned : kUnsigned;
   // Of a block of a panel.
   static constexpr int code_bytes = groups * 16 * codes;
-  static constexpr int plane_bytes = groups * 16 * planes;
-  static constexpr int scales_at = code_bytes + plane_bytes;
+  static constexpr int scales_at = code_bytes + groups * 16 * (has_pairs ? 2 : planes);
   static constexpr int minima_at = scales_at + (is_super ? parts * kOutputs : 0);
   static constexpr int units_at = minima_at + (scale == kUnsigned && has_minimum ? parts * kOutputs : 0);
   static constexpr int least_at = units_at + (unit == kHalf ? 64 : 32);
@@ -229,21 +229,31 @@ static inline void put_four(uint8_t* to, uint32_t four) { std::memcpy(to, &four,
 // Bit `bit` of four bytes, side by side.
 static inline uint32_t bits_of_four(uint32_t four, int bit) { return ((four >> bit & 0x01010101u) * 0x10204080u) >> 28; }
 
+// Two bits of two groups of outputs `output` and `output` + 16 share a byte.
+static inline void put_pairs(uint32_t low, uint32_t high, int group, int output, uint8_t* to) {
+  uint8_t* own = to + group / 2 * 64 + output * 4;
+  const uint32_t both = (low & 0x03030303u) | (high & 0x03030303u) << 2;
+  put_four(own, group % 2 ? four_at(own) | both << 4 : both);
+}
+
+static inline uint32_t pairs_at(const uint8_t* from, int group, int output) {
+  return four_at(from + group / 2 * 64 + output % 16 * 4) >> (group % 2 * 4 + output / 16 * 2) & 0x03030303u;
+}
+
 // The codes of outputs `output` and `output` + 16, which share bytes.
 template <class F>
 static inline void place_codes(const uint8_t* low, const uint8_t* high, int output, uint8_t* to) {
-  constexpr uint32_t kFifteen = 0x0f0f0f0fu, kThree = 0x03030303u;
+  constexpr uint32_t kFifteen = 0x0f0f0f0fu;
   for (int group = 0; group < F::groups; ++group) {
     const uint32_t a = four_at(low + 4 * group), b = four_at(high + 4 * group);
     if constexpr (F::codes == kBytes) {
       put_four(to + group * 128 + output * 4, a), put_four(to + group * 128 + 64 + output * 4, b);
     } else if constexpr (F::codes == kNibbles) {
       put_four(to + group * 64 + output * 4, (a & kFifteen) | (b & kFifteen) << 4);
-    } else {  // two groups of both outputs share a byte
-      uint8_t* own = to + group / 2 * 64 + output * 4;
-      const uint32_t both = (a & kThree) | (b & kThree) << 2;
-      put_four(own, group % 2 ? four_at(own) | both << 4 : both);
+    } else {
+      put_pairs(a, b, group, output, to);
     }
+    if constexpr (F::has_pairs) put_pairs(a >> 4, b >> 4, group, output, to + F::code_bytes);
     for (int plane = 0; plane < F::planes; ++plane) {
       uint8_t* bits = to + F::code_bytes + (group * F::planes + plane) * 16 + output / 2;
       const int shift = output % 2 * 4, bit = int(F::codes) + plane;
@@ -268,13 +278,14 @@ static inline void place_scales(const Unpacked& block, int output, uint8_t* to) 
 // What `place_codes` and `place_scales` made of a block of output `output`, back from a block of a panel.
 template <class F>
 static inline void unplace(const uint8_t* from, int output, Unpacked& to) {
-  constexpr uint32_t kFifteen = 0x0f0f0f0fu, kThree = 0x03030303u;
+  constexpr uint32_t kFifteen = 0x0f0f0f0fu;
   const int half = output / 16, own = output % 16;
   for (int group = 0; group < F::groups; ++group) {
     uint32_t four;
     if constexpr (F::codes == kBytes) four = four_at(from + group * 128 + output * 4);
     else if constexpr (F::codes == kNibbles) four = four_at(from + group * 64 + own * 4) >> 4 * half & kFifteen;
-    else four = four_at(from + group / 2 * 64 + own * 4) >> (group % 2 * 4 + half * 2) & kThree;
+    else four = pairs_at(from, group, output);
+    if constexpr (F::has_pairs) four |= pairs_at(from + F::code_bytes, group, output) << 4;
     put_four(to.codes + 4 * group, four);
     for (int plane = 0; plane < F::planes; ++plane) {
       const int bits = from[F::code_bytes + (group * F::planes + plane) * 16 + own / 2 + 8 * half] >> own % 2 * 4;
