@@ -1,4 +1,4 @@
-"""The chart of other libraries, from the table in docs/results.md: `python docs/figures/peers.py`.
+"""The charts of other libraries, from the tables in docs/results.md: `python docs/figures/peers.py`.
 
 Needs matplotlib (`pip install 'outpace[plots]'`).
 """
@@ -8,6 +8,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 MEAN, COPIED = "geometric mean", "wikitext2"
+# By chart: the first header of its table, and by column of a panel its label and the end of its axis.
+CHARTS = {
+    "peers-4bit.svg": ("contender", {MEAN: ("five sets: geometric mean", 1.9)}),
+    "peers.svg": (
+        "who",
+        {MEAN: ("mtbench, gsm8k, humaneval: geometric mean", 3.9), COPIED: ("wikitext2 alone", 6.6)},
+    ),
+}
 
 
 def table(first: str, page: str = "results.md") -> dict[str, dict[str, str]]:
@@ -40,28 +48,29 @@ def main() -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "outpace"
     matplotlib.rcParams["font.size"] = 10
-    raced = list(reversed(table("who").items()))
-    figure, (means, copied) = plt.subplots(
-        1, 2, sharey=True, width_ratios=(3, 2), figsize=(8.4, 0.32 * len(raced) + 1.0)
-    )
-    for place, (name, row) in enumerate(raced):
-        color = "#3f51b5" if name.startswith("outpace/") else "#b5bddf"
-        speed, of_copied = (numbers(row[column])[0] for column in (MEAN, COPIED))
-        means.barh(place, speed, color=color)
-        equal = f"{row['equal to own plain']} as its plain"
-        means.text(speed + 0.03, place, f"{speed:.2f}x, {equal}", va="center", fontsize=8)
-        copied.barh(place, of_copied, color=color)
-        copied.text(of_copied + 0.06, place, f"{of_copied:.2f}x", va="center", fontsize=8)
-    means.set_yticks(range(len(raced)), [name for name, _ in raced])
-    means.set_xlim(0, 3.9)
-    means.set_xlabel("mtbench, gsm8k, humaneval: geometric mean")
-    copied.set_xlim(0, 6.6)
-    copied.set_xlabel("wikitext2 alone")
-    for axes in (means, copied):
-        axes.axvline(1, color="#222222", linewidth=0.8, linestyle=":")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(HERE / "peers.svg", facecolor="white", metadata={"Date": None})
+    for file, (first, panels) in CHARTS.items():
+        raced = list(reversed(table(first).items()))
+        figure, every = plt.subplots(
+            1,
+            len(panels),
+            sharey=True,
+            squeeze=False,
+            figsize=(8.4, 0.32 * len(raced) + 1.0),
+            width_ratios=(3, 2)[: len(panels)],
+        )
+        for axes, (column, (label, end)) in zip(every[0], panels.items(), strict=True):
+            for place, (name, row) in enumerate(raced):
+                (speed, *_) = numbers(row[column])
+                axes.barh(place, speed, color="#3f51b5" if name.startswith("outpace/") else "#b5bddf")
+                equal = f", {row['equal to own plain']} as its plain" if column == MEAN else ""
+                axes.text(speed + 0.01 * end, place, f"{speed:.2f}x{equal}", va="center", fontsize=8)
+            axes.set_xlim(0, end)
+            axes.set_xlabel(label)
+            axes.axvline(1, color="#222222", linewidth=0.8, linestyle=":")
+            axes.spines[["top", "right"]].set_visible(False)
+        every[0, 0].set_yticks(range(len(raced)), [name for name, _ in raced])
+        figure.tight_layout()
+        figure.savefig(HERE / file, facecolor="white", metadata={"Date": None})
 
 
 if __name__ == "__main__":

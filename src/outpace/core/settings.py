@@ -160,6 +160,7 @@ class LoadSettings:
         unit="TOKENS",
         low=1,
     )
+    max_num_seqs: int = setting(8, "Requests decoded at a time; more wait in a queue.", unit="REQUESTS", low=1)
     kv_cache_memory_bytes: int | None = setting(
         None,
         "Memory for the keys and values of all requests together; requests that do not fit wait. By default 80 % of "
@@ -167,7 +168,6 @@ class LoadSettings:
         unit="BYTES",
         low=1,
     )
-    max_num_seqs: int = setting(8, "Requests decoded at a time; more wait in a queue.", unit="REQUESTS", low=1)
     exact: bool = setting(
         False,
         "On a GPU, compute in fixed shapes and a fixed order, so that results are batch-invariant, at some cost in "

@@ -5,6 +5,7 @@ import torch
 from outpace.gpu.backend import runs_triton
 from outpace.kernels.attention import KV_CACHE_DTYPES
 from outpace.kernels.build import kernels_remedy, loaded_kernels, why_none
+from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 from outpace.models.layers.linear import can_pack
 
@@ -29,11 +30,12 @@ def choose_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InvalidRequest(f"device={device!r}: not a device; use 'auto', 'cpu' or 'cuda'") from error
+        raise InvalidRequest(f"device={shown(device)}: not a device; use 'auto', 'cpu' or 'cuda'") from error
     if chosen.type not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device={device!r}: not supported; use 'auto', 'cpu' or 'cuda'")
+        raise InvalidRequest(f"device={shown(device)}: not supported; use 'auto', 'cpu' or 'cuda'")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"device={device!r}: no such GPU is visible to this build of torch; use 'cpu' or 'auto'")
+        remedy = "use 'cpu' or 'auto'"
+        raise InvalidRequest(f"device={shown(device)}: no such GPU is visible to this build of torch; {remedy}")
     return chosen
 
 
@@ -50,7 +52,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype in DTYPES:
         return DTYPES[dtype]
     if dtype != "auto":
-        raise InvalidRequest(f"dtype={dtype!r}: use 'auto', {', '.join(map(repr, DTYPES))}")
+        raise InvalidRequest(f"dtype={shown(dtype)}: use 'auto', {', '.join(map(repr, DTYPES))}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.bfloat16 if can_pack(torch.bfloat16, device) or loaded_kernels() is not None else torch.float32
@@ -79,7 +81,7 @@ def choose_quantization(quantize: str, dtype: torch.dtype, device: torch.device,
         InvalidRequest: an unknown quantisation, or one that this device, dtype or installation does not have.
     """
     if quantize not in QUANTIZATIONS:
-        raise InvalidRequest(f"quantize={quantize!r}: use one of {', '.join(map(repr, QUANTIZATIONS))}")
+        raise InvalidRequest(f"quantize={shown(quantize)}: use one of {', '.join(map(repr, QUANTIZATIONS))}")
     if quantize == "auto":
         can_multiply = device.type == "cpu" and can_pack(dtype, device) and loaded_kernels() is not None
         return "file" if is_gguf and can_multiply else "none"
@@ -102,7 +104,7 @@ def check_kv_cache_dtype(kv_cache_dtype: str, dtype: torch.dtype, device: torch.
     """
     words = ("auto", *KV_CACHE_DTYPES)
     if kv_cache_dtype not in words:
-        raise InvalidRequest(f"kv_cache_dtype={kv_cache_dtype!r}: use one of {', '.join(map(repr, words))}")
+        raise InvalidRequest(f"kv_cache_dtype={shown(kv_cache_dtype)}: use one of {', '.join(map(repr, words))}")
     if kv_cache_dtype != "auto":
         _check_kernels(f"kv_cache_dtype={kv_cache_dtype!r}", "kv_cache_dtype='auto'", dtype, device)
 
