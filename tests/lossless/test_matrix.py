@@ -18,6 +18,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
+from outpace.drafters.self_draft.source import SelfDraft
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, methods, parse_method
@@ -33,6 +34,7 @@ from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, re
 from outpace.trees.shapes.table import shapes
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of
+from tests.unit.drafters.source.every import Every
 from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
@@ -40,7 +42,7 @@ SHAPES = tuple(name for name, shape in shapes().items() if shape.is_general or n
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
 RETRIEVERS = ("matrix", "private", "suffix", "both", "tail")
 CPU = torch.device("cpu")
-MODELS = ("draft-lm", "early-exit")
+MODELS = ("draft-lm", "early-exit", "self")
 CHOSEN = {
     "lookup": "lookup:budget=3",
     "samd": "samd:budget=8,min_match=2",
@@ -48,7 +50,8 @@ CHOSEN = {
     "outpace": "outpace:draft=none,budget=12",  # with drafters in test_union.py
 }  # options that a short answer leaves room for
 WITHOUT_DRAFTER = [name for name, method in methods().items() if method.drafter is None]
-WHOLE = {name: CHOSEN.get(name, name) for name in (*WITHOUT_DRAFTER, "outpace") if name not in ("plain", "recycle")}
+AS_SOURCES = ("plain", "recycle", "magicdec")
+WHOLE = {name: CHOSEN.get(name, name) for name in (*WITHOUT_DRAFTER, "outpace") if name not in AS_SOURCES}
 """Methods that are no level sources: they make whole trees of one shape of their own."""
 SOURCES = (*KINDS, *MODELS, "recycle", *WHOLE)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -154,6 +157,8 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
         source = DraftLM(model, VOCAB, case.noise)
     elif case.source == "early-exit":
         source = DraftLM(early_exit(target, 2), VOCAB, case.noise)
+    elif case.source == "self":
+        source = SelfDraft(target, Every(target, 2), case.noise)
     else:
         source = source_of(case.source, target, noise=case.noise)
     if case.drafts == "led":
@@ -230,5 +235,5 @@ def test_a_covering_set_of_known_size() -> None:
 
 def test_every_method_has_its_source_here() -> None:
     """Guards against a method that is added to the catalog and left out of the matrix."""
-    drafters = {method.drafter for name, method in methods().items() if name not in (*WHOLE, "plain", "recycle")}
+    drafters = {method.drafter for name, method in methods().items() if name not in (*WHOLE, *AS_SOURCES)}
     assert drafters <= set(SOURCES)

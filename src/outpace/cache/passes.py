@@ -5,7 +5,7 @@ items, whose sums are combined afterwards. A prefix needs only its length; the r
 of bits. So only the number of items grows with the context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ _SMALLEST_CHUNK = 256
 _PROGRAMS = 512
 _ALIGNED = 4  # tables begin at multiples of 16 bytes, so that one compiled kernel serves all
 Table = NDArray[np.int32]
+Watch = Callable[[Tensor, Sequence[Segment], AttentionSettings], None]
+"""Gets a layer's queries [heads, T, head_dim] of a pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +227,14 @@ class PassCache:
     returns the fresh rows alone.
     """
 
-    def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None, kv: SlotKV | None = None) -> None:
-        self.segments, self.tiles = segments, tiles
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        tiles: TilePlan | None = None,
+        kv: SlotKV | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.segments, self.tiles, self.watch = segments, tiles, watch
         self.kv = segments[0].kv if segments else kv
         self.settings: dict[int, AttentionSettings] = {}
         self._fresh = FreshRows(self.kv, segments, tiles)

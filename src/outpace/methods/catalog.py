@@ -29,6 +29,7 @@ from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.method import ANY, LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import Options, checked_value, first_complaint, plain, written
+from outpace.drafters.self_draft import methods as self_draft
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.plugins import plugins
@@ -113,6 +114,7 @@ def preset_options(what: str, method: str, preset: Any) -> Mapping[str, Any]:
 BUILT_IN: dict[str, Method] = {
     **retrieval.METHODS,
     **{name: method for kind in KINDS.values() for name, method in kind.methods.items()},
+    **self_draft.METHODS,
     **union.METHODS,
 }
 WITHOUT_DRAFTER = "outpace:draft=none"

@@ -49,6 +49,8 @@ def tree_attention(
     if slots.tiles is not None:
         assert slots.kv is not None, "tables are of slots"
         return attend_plan(query[0], slots.kv, slots.tiles, settings)[None], None
+    if slots.watch is not None:
+        slots.watch(query[0], slots.segments, settings)
     return attend_segments(query[0], slots.segments, settings)[None], None
 
 

@@ -4,7 +4,7 @@ import copy
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ class DraftRows:
     """One request's part of a draft pass.
 
     Attributes:
-        slot: of the request in the draft model.
+        slot: of the request in the model.
         tokens: [N] int64 fresh rows.
         offsets: [S + N] positions of scratch and fresh rows after the committed ones.
         visible: [N, S + N] bool; None if all.
@@ -98,43 +98,50 @@ class DraftModel(PackedModel):
             causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
             view = self.kv.windowed(slot, window)
             parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, is_prompt=True, view=view))
-        self._pass(parts, captured=False)
+        self._count(tokens)
+        self.run(parts, captured=False)
         for slot, ids in zip(slots, tokens, strict=True):
             self.kv.commit([slot], [range(len(ids))])
 
     @torch.inference_mode()
     def grow(self, growths: Sequence[DraftRows], head: SubsetHead | None = None, window: int | None = None) -> Tensor:
-        """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
+        """As `level_scores`. `window`: how many of the last committed rows are seen, as of `SlotKV.windowed`; None for
+        all."""
+        self._count([growth.tokens for growth in growths])
+        known = [replace(growth, tokens=self._known(growth.tokens)) for growth in growths]
+        return level_scores(self, known, [self.kv.windowed(growth.slot, window) for growth in growths], head)
 
-        Args:
-            growths: the requests' rows.
-            head: scores some ids only, [W, K]; None for the model's own head.
-            window: how many of the last committed rows are seen, as of `SlotKV.windowed`; None for all.
-        """
-        parts = [
-            PassPart(
-                growth.slot,
-                self._known(growth.tokens),
-                growth.offsets,
-                growth.visible,
-                growth.scratch,
-                is_prompt=True,
-                view=self.kv.windowed(growth.slot, window),
-            )
-            for growth in growths
-        ]
-        hidden = self._pass(parts).split([len(growth.tokens) for growth in growths])
-        last = [rows[-growth.wanted :] for rows, growth in zip(hidden, growths, strict=True)]  # [wanted, H] each
-        return (head or self.head).own_scores(torch.cat(last))
-
-    def _pass(self, parts: Sequence[PassPart], captured: bool = True) -> Tensor:
+    def _count(self, tokens: Sequence[Tensor]) -> None:
         self.passes += 1
-        self.rows += sum(len(part.tokens) for part in parts)
-        return self.run(parts, captured)
+        self.rows += sum(map(len, tokens))
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Clamp ids that only the target's padded vocabulary has; a wrong id can only make drafts worse."""
         return tokens.clamp(max=self.config.vocab_size - 1)
+
+
+@torch.inference_mode()
+def level_scores(
+    model: PackedModel,
+    growths: Sequence[DraftRows],
+    views: Sequence[Tensor | None],
+    head: SubsetHead | None = None,
+) -> Tensor:
+    """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
+
+    Args:
+        model: whose slots the rows are in.
+        growths: the requests' rows.
+        views: the committed rows that each request's see, as of `Segment`; None for all.
+        head: scores some ids only, [W, K]; None for the model's own head.
+    """
+    parts = [
+        PassPart(one.slot, one.tokens, one.offsets, one.visible, one.scratch, is_prompt=True, view=view)
+        for one, view in zip(growths, views, strict=True)
+    ]
+    hidden = model.run(parts).split([len(growth.tokens) for growth in growths])
+    last = [rows[-growth.wanted :] for rows, growth in zip(hidden, growths, strict=True)]  # [wanted, H] each
+    return (head or model.head).own_scores(torch.cat(last))
 
 
 def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> DraftModel:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache.memory import is_lazy
-from outpace.cache.passes import PassCache, Tables, TilePlan
+from outpace.cache.passes import PassCache, Tables, TilePlan, Watch
 from outpace.cache.slots import Segment, SlotKV, row_bytes
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.gpu.capture import CapturedPass, captures_on
@@ -240,6 +240,14 @@ class PackedModel:
             hidden.append(rows[:count])  # without padding
             features.append({tap: states[:count] for tap, states in tapped.items()})
         return torch.cat(hidden), {tap: torch.cat([one[tap] for one in features]) for tap in features[0]}
+
+    @torch.inference_mode()
+    def run_watched(self, parts: Sequence[PassPart], watch: Watch) -> None:
+        """A pass of the decoder's own modules on a CPU that hands out the queries of each layer, once the layer's keys
+        and values are written."""
+        segments, positions = self._segments(parts)
+        ids = torch.cat([part.tokens for part in parts])
+        self._run_modules(ids, self._clamped(positions), PassCache(segments, watch=watch), ())
 
     def _run_once(
         self, parts: Sequence[PassPart], taps: Iterable[int], captured: bool

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.scratch import Scratch, SlotState, best_children
 from outpace.models.draft import DraftModel, DraftRows
+from outpace.models.packed import PackedModel
 from outpace.sampling.scores import Pool
 
 
@@ -22,15 +24,74 @@ class DraftState(SlotState):
     scratch: Scratch = field(default_factory=Scratch)
 
 
-class DraftLM(BaseSource):
+class LanguageModelSource(BaseSource):
+    """A language model that computes a tree level by level: the rows of a level of all requests are one pass.
+
+    Args:
+        model: the model, whose slots the rows are written to.
+        vocab_size: of the target.
+        noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
+        vocabulary: [K] the only ids to draft; None for all.
+    """
+
+    def __init__(
+        self, model: PackedModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
+    ) -> None:
+        self.needs = Needs()
+        # Either model may have more ids than the other, padding of its embedding.
+        kept = None if vocabulary is None else vocabulary[vocabulary < model.vocab_size]
+        self._head = None if kept is None else model.head.restricted(kept)
+        self._vocab_size, self._noise, self._limit = vocab_size, noise, model.max_length
+
+    def begin(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[int]:
+        """Start a round. Beyond the model's own context nothing is drafted."""
+        for state, request in zip(states, requests, strict=True):
+            state.request = request
+            state.scratch.plant(0)
+        return [min(request.max_depth, self._limit - len(request.ids)) for request in requests]
+
+    def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
+        """Candidates of every frontier node from one pass: the `width` best by keyed score."""
+        groups = [(states[owner], nodes) for owner, nodes in frontier.groups().items()]
+        growths = []
+        for state, nodes in groups:
+            above = frontier.parents[nodes.start : nodes.stop]
+            if above[0] < 0:
+                state.scratch.plant(nodes.start)
+                growths.append(self._root(state))
+            else:
+                growths.append(self._level(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
+        logits, pool = self._whole(self._scores([state for state, _ in groups], growths))
+        grown = [(state.asked.stream, state.scratch, nodes) for state, nodes in groups]
+        return best_children(grown, logits, frontier, width, self._noise, pool)
+
+    def _root(self, state: Any) -> DraftRows:
+        """The pending token, and what lacks rows before it."""
+        raise NotImplementedError
+
+    def _level(self, state: Any, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
+        """A level of nodes behind the levels above it; arguments as of `Scratch.extend`."""
+        raise NotImplementedError
+
+    def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> Tensor:
+        """[W, V or K] of the rows of each state, from one pass."""
+        raise NotImplementedError
+
+    def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
+        """Logits in the target's ids, or of those that a pool names."""
+        if self._head is not None:
+            return logits, Pool(self._head.ids.expand(len(logits), -1), self._vocab_size)
+        missing = self._vocab_size - logits.shape[1]
+        if missing <= 0:
+            return logits[:, : self._vocab_size], None
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), None
+
+
+class DraftLM(LanguageModelSource):
     """Any causal LM with the target's tokenizer, or the target's own first layers.
 
     The first pass of a round writes the ids that are new since the last one, one to a few; each further level is one
     pass. An accepted path's rows are kept where they were computed, so no id is ever computed twice.
-
-    Args:
-        noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
-        vocabulary: [K] the only ids to draft; None for all.
 
     Attributes:
         window: how many of the last committed ids a pass sees, and the first few; None for all.
@@ -41,11 +102,8 @@ class DraftLM(BaseSource):
     def __init__(
         self, model: DraftModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
     ) -> None:
-        self.needs = Needs()
-        # Either model may have more ids than the other, padding of its embedding.
-        kept = None if vocabulary is None else vocabulary[vocabulary < model.vocab_size]
-        self._head = None if kept is None else model.head.restricted(kept)
-        self.model, self._vocab_size, self._noise = model, vocab_size, noise
+        super().__init__(model, vocab_size, noise, vocabulary)
+        self.model = model
 
     def open(self, slot: int, alone: bool = False) -> DraftState:
         self.model.rewind_slot(slot, 0)
@@ -77,41 +135,12 @@ class DraftLM(BaseSource):
         if fits:
             self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits], self.window)
 
-    def begin(self, states: Sequence[DraftState], requests: Sequence[DraftRequest]) -> list[int]:
-        """Start a round. Beyond the draft model's own context nothing is drafted."""
-        for state, request in zip(states, requests, strict=True):
-            state.request = request
-            state.scratch.plant(0)
-        return [min(request.max_depth, self.model.max_length - len(request.ids)) for request in requests]
-
-    def expand(self, states: Sequence[DraftState], frontier: Frontier, width: int) -> Candidates:
-        """Candidates of every frontier node from one pass: the `width` best by keyed score."""
-        groups = frontier.groups()
-        growths = []
-        for owner, nodes in groups.items():
-            state, above = states[owner], frontier.parents[nodes.start : nodes.stop]
-            if above[0] < 0:
-                state.scratch.plant(nodes.start)
-                growths.append(self._catch_up(state))
-            else:
-                growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
-        logits, pool = self._whole(self.model.grow(growths, self._head, self.window))
-        grown = []
-        for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
-            state = states[owner]
+    def _scores(self, states: Sequence[DraftState], growths: Sequence[DraftRows]) -> Tensor:
+        logits = self.model.grow(growths, self._head, self.window)
+        for state, growth in zip(states, growths, strict=True):
             if not len(state.scratch):
                 self.model.commit([state.slot], [range(len(growth.tokens))])
-            grown.append((state.asked.stream, state.scratch, nodes))
-        return best_children(grown, logits, frontier, width, self._noise, pool)
-
-    def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
-        """Logits in the target's ids, or of those that a pool names."""
-        if self._head is not None:
-            return logits, Pool(self._head.ids.expand(len(logits), -1), self._vocab_size)
-        missing = self._vocab_size - logits.shape[1]
-        if missing <= 0:
-            return logits[:, : self._vocab_size], None
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), None
+        return logits
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
         """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""
@@ -121,17 +150,15 @@ class DraftLM(BaseSource):
         for state, _ in drafted:
             state.scratch.plant(0)  # its rows are kept or gone
 
-    def _catch_up(self, state: DraftState) -> DraftRows:
+    def _root(self, state: DraftState) -> DraftRows:
         """The ids without rows, the pending token last."""
         tokens = torch.tensor(state.asked.ids[self.model.length(state.slot) :])
         count = len(tokens)
         visible = torch.ones(count, count, dtype=torch.bool).tril()
         return DraftRows(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)
 
-
-def _extend(state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
-    """A level of nodes behind the levels above it."""
-    before, count = len(state.scratch), len(tokens)
-    visible = state.scratch.extend(tokens, above, start)
-    # The pending token is committed, so depth 1 stands right behind the committed rows.
-    return DraftRows(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)
+    def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
+        before, count = len(state.scratch), len(tokens)
+        visible = state.scratch.extend(tokens, above, start)
+        # The pending token is committed, so depth 1 stands right behind the committed rows.
+        return DraftRows(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)

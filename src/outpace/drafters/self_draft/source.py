@@ -1,0 +1,75 @@
+"""The target as its own drafter: it sees a part of its keys and values while it drafts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.core.protocols import DraftRequest
+from outpace.drafters.draft_lm.source import LanguageModelSource
+from outpace.drafters.scratch import Scratch, SlotState
+from outpace.drafters.self_draft.selectors import RowSelector
+from outpace.models.draft import DraftRows, level_scores
+from outpace.models.packed import PackedModel
+
+
+@dataclass(eq=False)
+class SelfState(SlotState):
+    """One request in its own slot of the target. `selected`: of the prompt, whose length is `prompt`; 0 before there is
+    any selection."""
+
+    scratch: Scratch = field(default_factory=Scratch)
+    prompt: int = 0
+    selected: Tensor | None = None
+    view: Tensor | None = None
+
+
+class SelfDraft(LanguageModelSource):
+    """The target on its own slots. The pending token and the levels of a tree are scratch rows behind the committed
+    ones; the verifying pass overwrites them with exact ones. So nothing is written, kept or rewound here.
+
+    Args:
+        target: the model.
+        selector: which committed rows are seen.
+        noise, vocabulary: as of `LanguageModelSource`.
+    """
+
+    def __init__(
+        self, target: PackedModel, selector: RowSelector, noise: bool = True, vocabulary: Tensor | None = None
+    ) -> None:
+        super().__init__(target, target.vocab_size, noise, vocabulary)
+        self.target, self.selector = target, selector
+
+    def open(self, slot: int, alone: bool = False) -> SelfState:
+        return SelfState(slot)
+
+    def can_fork(self, own: bool) -> bool:
+        return True  # the engine copies the target's rows, and the first round selects from them
+
+    def rewind(self, state: SelfState, length: int) -> None:
+        if length < state.prompt:  # another prompt may follow that is as long
+            state.prompt = 0
+
+    def begin(self, states: Sequence[SelfState], requests: Sequence[DraftRequest]) -> list[int]:
+        """Start a round; in a prompt's first one rows are selected. A context that is seen whole is not drafted for:
+        that would cost what decoding costs."""
+        for state, request in zip(states, requests, strict=True):
+            prompt = request.stream.prompt_length
+            if state.prompt != prompt:
+                state.selected, state.prompt = self.selector.select(state.slot, request.ids[:prompt]), prompt
+            state.view = self.selector.view(state.slot, state.selected)
+        limits = super().begin(states, requests)
+        return [0 if state.view is None else limit for state, limit in zip(states, limits, strict=True)]
+
+    def _root(self, state: SelfState) -> DraftRows:
+        tokens = torch.tensor([state.asked.ids[-1]])
+        return DraftRows(state.slot, tokens, torch.zeros(1, dtype=torch.int64), None, scratch=0, wanted=1)
+
+    def _level(self, state: SelfState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
+        before, count = 1 + len(state.scratch), len(tokens)  # the pending token is scratch, too
+        visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above, start)], dim=1)
+        return DraftRows(state.slot, tokens, torch.tensor([0, *state.scratch.depths]), visible, before, wanted=count)
+
+    def _scores(self, states: Sequence[SelfState], growths: Sequence[DraftRows]) -> Tensor:
+        return level_scores(self.target, growths, [state.view for state in states], self._head)

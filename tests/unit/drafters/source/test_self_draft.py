@@ -1,0 +1,245 @@
+"""The target as its own drafter on a part of its keys and values: what it sees, drafts and leaves alone."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.cache.slots import SINKS
+from outpace.core.params import SamplingParams
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.self_draft.selectors import OBSERVED, Snap, Window
+from outpace.drafters.self_draft.source import SelfDraft
+from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.models.target import TransformersTarget
+from outpace.testing import decode
+from outpace.testing.toy import draft_request, no_draft_model
+from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
+from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.rank_paths import Chain
+from tests.statistics import chi_square_p
+from tests.unit.drafters.source.every import Every
+from tests.unit.drafters.source.learned import proposer_of
+from tests.unit.models.tiny import VOCAB, committed_rows, open_with, random_ids, stock_model, tiny_config, tiny_target
+
+KEEP = 40
+OPTIONS = ("select=window", "select=snap", "select=snap,shape=beam", "select=window,shape=fixed")
+PROMPTS = [random_ids(90, 2), random_ids(9, 1), random_ids(61, 3)]
+
+
+def proposer_for(target: TransformersTarget, text: str) -> Any:
+    around = BuildContext(target.vocab_size, target.device, no_draft_model, target=target)
+    return build_proposer(parse_method(text), around)
+
+
+@pytest.mark.parametrize("pack", [False, True], ids=["python", "packed"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "options", ["select=window", "select=snap", "select=snap,shape=beam", "select=window,shape=fixed"]
+)
+def test_lossless(options: str, temperature: float, pack: bool) -> None:
+    """Guards against scratch rows that survive the verifying pass, or a view that reaches it: alone, in a batch, and
+    behind a prefix that was copied."""
+    target = tiny_target(tiny_config("llama"), pack=pack)
+    params = [SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed) for seed in range(3)]
+    plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
+    proposer = proposer_for(target, f"magicdec:keep={KEEP},{options}")
+    engine = Engine(target, prefill_chunk=16)
+    for _ in range(2):  # the second time from the prefix cache
+        together = decode(engine, PROMPTS, params, [proposer] * 3)
+        assert [one.generated for one in together] == [one.generated for one in plain]
+    assert together[0].metrics.reused_tokens > KEEP
+    assert all(one.metrics.drafted for one in together[::2])
+    for prompt, own, expected in zip(PROMPTS, params, plain, strict=True):
+        (alone,) = decode(Engine(target), [prompt], [own], [proposer])
+        assert alone.generated == expected.generated
+
+
+@pytest.mark.parametrize("pack", [False, True], ids=["python", "packed"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", ["chain", "fixed"])
+def test_a_view_of_all_rows_drafts_what_the_target_says(shape: str, temperature: float, pack: bool) -> None:
+    """Guards against shifted positions, stale or missing scratch rows, and noise of another position: with all rows in
+    view every chain, and the best path of every tree, is right."""
+    target = tiny_target(tiny_config("llama"), pack=pack)
+    params = [SamplingParams(max_new_tokens=41, temperature=temperature, seed=seed) for seed in range(3)]
+    source = SelfDraft(target, Every(target, 1))
+    proposer: Any = StaticProposer(source, Chain(), 3, target.device)
+    if shape == "fixed":
+        proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=3, breadth=2, min_path_prob=0)), 14)
+    for one in decode(Engine(target), PROMPTS, params, [proposer] * 3):
+        assert one.metrics.steps == 10, "four tokens in each round, after the first one"
+        assert one.metrics.accepted == 30
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_snap_selects_what_the_end_of_the_prompt_attends_to(family: str) -> None:
+    """Guards against weights of other rows or heads, a missing scale, cap or sliding window, and pooling at the wrong
+    place: compared with the attention weights of transformers' eager implementation."""
+    config = tiny_config(family, **({"sliding_window": 50} if family == "gemma2" else {}))
+    target, ids = tiny_target(config), PROMPTS[0]
+    slot, _ = open_with(target, ids)
+    selected = Snap(target, KEEP).select(slot, ids)
+    assert selected is not None
+    before = len(ids) - OBSERVED
+    stock = stock_model(config)
+    with torch.inference_mode():
+        attentions = stock(torch.tensor([ids]), output_attentions=True).attentions
+    assert selected.shape == (len(attentions), config.num_key_value_heads, KEEP)
+    for layer, weights in enumerate(attentions):
+        of_heads = weights[0, :, -OBSERVED:, :before].sum(dim=1)  # [heads, before]
+        of_groups = of_heads.unflatten(0, (config.num_key_value_heads, -1)).sum(dim=1)
+        for head, sums in enumerate(of_groups):
+            pooled = [float(sums[max(0, at - 2) : at + 3].sum()) / 5 for at in range(before)]
+            least = sorted(pooled)[-(KEEP - OBSERVED)]
+            rows = selected[layer, head].tolist()
+            assert rows == sorted(set(rows))
+            assert rows[-OBSERVED:] == list(range(before, len(ids)))
+            assert all(pooled[row] >= least - 1e-4 for row in rows[:-OBSERVED]), (layer, head)
+
+
+def test_verified_tokens_join_the_view() -> None:
+    """Guards against a selection that ends with the prompt, has a token twice, or names a row that is not there."""
+    target = tiny_target(tiny_config("llama"))
+    slot, _ = open_with(target, PROMPTS[0])
+    for selector in (Snap(target, KEEP), Window(target, KEEP)):
+        target.kv.lengths[slot] = len(PROMPTS[0])
+        selected = selector.select(slot, PROMPTS[0])
+        for more in (0, 5):
+            target.kv.lengths[slot] = length = len(PROMPTS[0]) + more
+            view = selector.view(slot, selected)
+            assert view is not None
+            assert view.shape[-1] == KEEP + (more if isinstance(selector, Snap) else 0)
+            assert view[0, 0, -OBSERVED:].tolist() == list(range(length - OBSERVED, length))
+            if isinstance(selector, Window):
+                assert view[0, 0, :SINKS].tolist() == list(range(SINKS))
+
+
+def test_a_context_that_is_seen_whole_is_not_drafted_for() -> None:
+    """Guards against drafts that cost what decoding costs; with `window` they begin once the answer is long enough."""
+    for select, begins in (("snap", False), ("window", True)):
+        target = tiny_target(tiny_config("llama"))
+        proposer = proposer_for(target, f"magicdec:select={select},keep={KEEP}")
+        prompt, params = [random_ids(KEEP, 4)], [SamplingParams(max_new_tokens=20)]
+        (session,) = decode(Engine(target), prompt, params, [proposer])
+        assert bool(session.metrics.drafted) == begins
+
+
+class Counted(Snap):
+    """Remembers what was selected for which prompt."""
+
+    def select(self, slot: int, prompt: Sequence[int]) -> Tensor | None:
+        found = super().select(slot, prompt)
+        CALLS.append((list(prompt), found))
+        return found
+
+
+CALLS: list[tuple[list[int], Tensor | None]] = []
+
+
+def test_every_prompt_gets_one_selection_of_its_own() -> None:
+    """Guards against a request that takes over a cached prefix or goes on with a conversation and has no selection, or
+    that of the prompt before; and against selecting anew in every round."""
+    target = tiny_target(tiny_config("llama"))
+    engine, proposer = Engine(target), proposer_of("chain", SelfDraft(target, Counted(target, KEEP)))
+    CALLS.clear()
+
+    def ask(prompt: list[int], **options: Any) -> Any:
+        (session,) = engine.add(prompt, SamplingParams(max_new_tokens=12), proposer, **options)
+        engine.run_until(lambda: session.has_ended, [session])
+        return session
+
+    first = ask(PROMPTS[0], keep=True)
+    prompts = [PROMPTS[0], [*first.ids, *random_ids(7, 8)], [*PROMPTS[0][:80], *random_ids(30, 9)]]
+    second = ask(prompts[1], keep=True, resume=first.kept)
+    third = ask(prompts[2])
+    assert second.metrics.reused_tokens > len(PROMPTS[0])
+    assert third.metrics.reused_tokens == 80
+    assert [prompt for prompt, _ in CALLS] == prompts
+    for prompt, selected in list(CALLS):
+        fresh = tiny_target(tiny_config("llama"))
+        expected = Snap(fresh, KEEP).select(open_with(fresh, prompt)[0], prompt)
+        assert expected is not None
+        assert selected is not None
+        assert float((expected == selected).float().mean()) > 0.99, "but for ties"
+
+
+def test_a_selection_ends_with_its_prompt() -> None:
+    """Guards against rows of a prompt that was rewound, where another one as long follows."""
+    target = tiny_target(tiny_config("llama"))
+    source = SelfDraft(target, Counted(target, KEEP))
+    slot, _ = open_with(target, PROMPTS[0])
+    state = source.open(slot)
+    CALLS.clear()
+    length = len(PROMPTS[0])
+    for rewound, calls in ((length + 1, 1), (length, 1), (length - 1, 2)):
+        source.begin([state], [request_after(PROMPTS[0])])
+        source.rewind(state, rewound)
+        source.begin([state], [request_after(PROMPTS[0])])
+        assert len(CALLS) == calls
+
+
+def request_after(prompt: list[int]) -> Any:
+    request = draft_request([*prompt, 5], 3, 9)
+    return replace(request, stream=replace(request.stream, prompt_length=len(prompt)))
+
+
+def test_drafting_leaves_the_targets_rows_alone() -> None:
+    """Guards against drafts that are committed, and a selecting pass that writes into the prompt."""
+    target = tiny_target(tiny_config("llama"))
+    slot, _ = open_with(target, PROMPTS[0])
+    before = [rows.clone() for rows in committed_rows(target, slot)]
+    proposer = proposer_for(target, f"magicdec:keep={KEEP}")
+    (tree,) = proposer.propose([proposer.open(slot)], [request_after(PROMPTS[0])])
+    assert len(tree) == 4
+    assert target.kv.lengths[slot] == len(PROMPTS[0])
+    assert all(map(torch.equal, before, committed_rows(target, slot)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("verification", ["match", "rejection"])
+def test_the_distribution_of_what_is_said(verification: str) -> None:
+    """Guards against drafts that shift what is sampled: two tokens of 2,000 samples, the second one drafted, by
+    chi-square against the target's distribution; false alarm: 1e-6 per case."""
+    target = tiny_target(tiny_config("llama", vocab_size=5), max_slots=64)
+    prompt = random_ids(50, 3, vocab=5)
+    params = SamplingParams(max_new_tokens=4, temperature=3.0, n=2000, seed=11, verification=verification)
+    proposer = proposer_for(target, f"magicdec:keep={KEEP}")
+    sessions = decode(Engine(target), [prompt], [params], [proposer])
+    stock = stock_model(tiny_config("llama", vocab_size=5))
+    with torch.inference_mode():
+        logits = stock(torch.tensor([[*prompt, token] for token in range(5)])).logits[:, -2:] / 3.0
+    first, second = logits[0, 0].softmax(-1), logits[:, 1].softmax(-1)
+    distribution = {pair: float(first[pair[0]] * second[pair]) for pair in product(range(5), repeat=2)}
+    seen = Counter(tuple(session.generated[:2]) for session in sessions)
+    rare = [pair for pair, share in distribution.items() if share < 5 / 2000]
+    common = [pair for pair in distribution if pair not in rare]
+    assert len(common) > 8, "or the test has no power"
+    counts = [*(seen[pair] for pair in common), sum(seen[pair] for pair in rare)]
+    shares = [*(distribution[pair] for pair in common), sum(distribution[pair] for pair in rare)]
+    assert chi_square_p(counts, shares) > 1e-6
+    accepted, drafted = (sum(getattr(s.metrics, count) for s in sessions) for count in ("accepted", "drafted"))
+    assert 0 < accepted < drafted
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """Guards against tables of a GPU that know no views, a target that is not ours, and options without effect."""
+    on_gpu = TransformersTarget(stock_model(tiny_config("llama"), "outpace"), 64, 1, (), pack=False, tiled=True)
+    with pytest.raises(InvalidRequest, match="'magicdec' drafts on a CPU alone"):
+        proposer_for(on_gpu, "magicdec")
+    with pytest.raises(InvalidRequest, match=r"a model that outpace\.load has loaded"):
+        build_proposer(parse_method("magicdec"), BuildContext(VOCAB, torch.device("cpu"), no_draft_model))
+    for text, complaint in (
+        ("magicdec:window=512", "name select=window,keep=512"),
+        ("magicdec:keep=32", "keep=32"),
+        ("magicdec:select=best", "select=best"),
+    ):
+        with pytest.raises(InvalidRequest, match=complaint):
+            parse_method(text)
