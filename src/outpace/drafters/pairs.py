@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.fusion import FusionNet
-from outpace.drafters.net_slots import NetSlots, Rows
+from outpace.drafters.net_slots import NetSlots, Rows, Windowed
 from outpace.drafters.scratch import SlotState
 
 
@@ -37,7 +37,7 @@ _WAITING = 256  # features of a request that nothing is drafted for, which wait 
 S = TypeVar("S", bound=PairState)
 
 
-class PairSource(ABC, Generic[S]):
+class PairSource(Windowed, ABC, Generic[S]):
     """A one-layer net on slots of its own that keeps up with the target's features.
 
     Args:
@@ -64,15 +64,6 @@ class PairSource(ABC, Generic[S]):
             1, max_slots, config.kv_heads, capacity=room, head_dim=config.head_dim, dtype=dtype, device=device
         )
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
-
-    @property
-    def window(self) -> int | None:
-        """How many of the last committed positions a pass sees, and the first few; None for all."""
-        return self.slots.window
-
-    @window.setter
-    def window(self, window: int | None) -> None:
-        self.slots.window = window
 
     def open(self, slot: int, alone: bool = False) -> S:
         self.slots.kv.truncate(slot, 0)

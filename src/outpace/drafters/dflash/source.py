@@ -12,7 +12,7 @@ from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.best import best_ids, own_scores_of
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight, Windowed
 from outpace.drafters.ranked_vocabulary import pool_of
 from outpace.drafters.scratch import SlotState
 from outpace.models.head import LmHead, SubsetHead
@@ -87,7 +87,7 @@ class BlockLevel(NamedTuple):
         return torch.cat([row.expand(size, -1) for row, size in zip(rows, self.sizes, strict=True)])
 
 
-class BlockSource(BaseSource):
+class BlockSource(Windowed, BaseSource):
     """A DFlash net on slots of its own.
 
     A round costs one pass over the block and one product with the LM head for all depths. The candidates of a depth are
@@ -128,15 +128,6 @@ class BlockSource(BaseSource):
         self._unknown = torch.zeros(1, config.hidden_size, device=self._device)
         first = config.draft_step(1).position
         self._drafting = slice(first, first + self.depth)  # rows of a block
-
-    @property
-    def window(self) -> int | None:
-        """How many of the last committed positions a pass sees, and the first few; None for all."""
-        return self.slots.window
-
-    @window.setter
-    def window(self, window: int | None) -> None:
-        self.slots.window = window
 
     def open(self, slot: int, alone: bool = False) -> BlockState:
         self.slots.kv.truncate(slot, 0)

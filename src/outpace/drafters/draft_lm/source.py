@@ -1,5 +1,6 @@
 """A draft language model as a source: a whole tree level for all requests in one pass."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ class DraftState(SlotState):
     scratch: Scratch = field(default_factory=Scratch)
 
 
-class LanguageModelSource(BaseSource):
+class LanguageModelSource(BaseSource, ABC):
     """A language model that computes a tree level by level: the rows of a level of all requests are one pass.
 
     Args:
@@ -65,17 +66,17 @@ class LanguageModelSource(BaseSource):
         grown = [(state.asked.stream, state.scratch, nodes) for state, nodes in groups]
         return best_children(grown, logits, frontier, width, self._noise, pool)
 
+    @abstractmethod
     def _root(self, state: Any) -> DraftRows:
         """The pending token, and what lacks rows before it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _level(self, state: Any, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
         """A level of nodes behind the levels above it; arguments as of `Scratch.extend`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> Tensor:
         """[W, V or K] of the rows of each state, from one pass."""
-        raise NotImplementedError
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""
