@@ -169,7 +169,7 @@ CONFIG = ("--speculative-config", NGRAM)
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("generate", "x", "--method", "magic"), "unknown; choose one of"),
+        (("generate", "x", "--method", "xyzzy"), "unknown; choose one of"),
         (("generate", "x", "--temperature", "-1"), "temperature=-1"),
         (("generate", "x", "--repetition-penalty", "0"), "repetition_penalty=0"),
         (("generate", "x", "--logit-bias", "5"), "logit_bias='5': must be ID=VALUE"),

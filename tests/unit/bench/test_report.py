@@ -189,7 +189,7 @@ def test_method_lists() -> None:
     with pytest.raises(InvalidRequest, match=r"recycle takes budget, .*shape"):
         split_methods("recycle:depth=3")
     with pytest.raises(InvalidRequest, match="unknown; choose one of"):
-        split_methods("plain,magic")
+        split_methods("plain,xyzzy")
 
 
 METHODS = ("plain", "outpace:draft=none", "outpace:draft=eagle3,retrieve=suffix,budget=31,context=1")
