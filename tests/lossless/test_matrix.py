@@ -18,6 +18,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
+from outpace.drafters.self_draft.guessed import GuessedSelfDraft
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -50,10 +51,10 @@ CHOSEN = {
     "outpace": "outpace:draft=none,budget=12",  # with drafters in test_union.py
 }  # options that a short answer leaves room for
 WITHOUT_DRAFTER = [name for name, method in methods().items() if method.drafter is None]
-AS_SOURCES = ("plain", "recycle", "magicdec")
+AS_SOURCES = ("plain", "recycle", "magicdec", "triforce")
 WHOLE = {name: CHOSEN.get(name, name) for name in (*WITHOUT_DRAFTER, "outpace") if name not in AS_SOURCES}
 """Methods that are no level sources: they make whole trees of one shape of their own."""
-SOURCES = (*KINDS, *MODELS, "recycle", *WHOLE)
+SOURCES = (*KINDS, *MODELS, "guessed", "recycle", *WHOLE)
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "T=0.7": {"temperature": 0.7},
@@ -85,7 +86,8 @@ class Case(NamedTuple):
 def supported() -> Iterator[Case]:
     """Every combination that makes sense."""
     for source, options in product(SOURCES, OPTIONS):
-        shapes = {"recycle": WITHOUT_SCORES, **dict.fromkeys(WHOLE, ("chain",))}.get(source, SHAPES)
+        of_chains = dict.fromkeys(("guessed", *WHOLE), ("chain",))
+        shapes = {"recycle": WITHOUT_SCORES, **of_chains}.get(source, SHAPES)
         has_noise = source not in ("recycle", *WHOLE) and "temperature" in OPTIONS[options]
         drafts = ("own",) if source in WHOLE else ("own", "led")
         for rest in product(shapes, [options], [True, False] if has_noise else [True], (1, 4), drafts):
@@ -159,6 +161,10 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
         source = DraftLM(early_exit(target, 2), VOCAB, case.noise)
     elif case.source == "self":
         source = SelfDraft(target, Every(target, 2), case.noise)
+    elif case.source == "guessed":
+        plan = retrieval_plan([(0,), (0, 0)])
+        guesser = MatrixRetriever(TransitionMatrix(VOCAB, CPU), plan, case.retriever == "private")
+        source = GuessedSelfDraft(target, Every(target, 2), guesser, case.noise)
     else:
         source = source_of(case.source, target, noise=case.noise)
     if case.drafts == "led":
@@ -202,7 +208,7 @@ def check(case: Case) -> None:
         assert got.metrics.drafted > 0 or (case.source == "lookup" and index), (
             f"nothing was drafted for {index} of {case}"
         )
-        if not case.source.startswith(("eagle3", *MODELS)):
+        if not case.source.startswith(("eagle3", "guessed", *MODELS)):
             assert got.metrics.draft_passes <= got.metrics.steps, f"one pass per round: {case}"
     if case.retriever != "none" and (case.retriever != "suffix" or case.shape != "gated"):
         assert any(session.metrics.retrieved for session in sessions), f"nothing was grafted: {case}"

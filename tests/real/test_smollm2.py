@@ -20,6 +20,8 @@ METHODS = (
     "linear:budget=3",
     "fixed:budget=9,depth=3",
     "dynatree:budget=12",
+    "magicdec:keep=40",
+    "triforce:keep=40",
 )
 
 

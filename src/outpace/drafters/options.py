@@ -92,7 +92,7 @@ class RetrievalOptions(MatrixOptions, Options):
 
     @property
     def reads_matrix(self) -> bool:
-        """Whether the target's transitions are retrieved from."""
+        """Whether the matrix of the target's transitions is read."""
         return self.retrieve in ("matrix", "both")
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class RetrievalOptions(MatrixOptions, Options):
         of_matrix = ("retrieve_depth", "retrieve_breadth", *OF_MATRIX)
         idle = {"none": (*of_matrix, "place", "reserved"), "suffix": of_matrix}.get(self.retrieve, ())
         for name in self.model_fields_set.intersection(idle):
-            if name != "warm" or not self.takes_gates:
+            if not (name == "warm" and self.takes_gates) and not (name in OF_MATRIX and self.reads_matrix):
                 raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
         if self.place == "tail" and "retrieve_breadth" in self.model_fields_set:
             because = "place=tail, a chain of best successors"

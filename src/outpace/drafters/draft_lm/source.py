@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class LanguageModelSource(BaseSource, ABC):
         return [min(request.max_depth, self._limit - len(request.ids)) for request in requests]
 
     def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
-        """Candidates of every frontier node from one pass: the `width` best by keyed score."""
+        """Candidates of every frontier node: the `width` best by keyed score."""
         groups = [(states[owner], nodes) for owner, nodes in frontier.groups().items()]
         growths = []
         for state, nodes in groups:
@@ -62,9 +62,10 @@ class LanguageModelSource(BaseSource, ABC):
                 growths.append(self._root(state))
             else:
                 growths.append(self._level(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
-        logits, pool = self._whole(self._scores([state for state, _ in groups], growths))
+        scores, passes = self._scores([state for state, _ in groups], growths)
+        logits, pool = self._whole(scores)
         grown = [(state.asked.stream, state.scratch, nodes) for state, nodes in groups]
-        return best_children(grown, logits, frontier, width, self._noise, pool)
+        return replace(best_children(grown, logits, frontier, width, self._noise, pool), passes=passes)
 
     @abstractmethod
     def _root(self, state: Any) -> DraftRows:
@@ -75,8 +76,8 @@ class LanguageModelSource(BaseSource, ABC):
         """A level of nodes behind the levels above it; arguments as of `Scratch.extend`."""
 
     @abstractmethod
-    def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> Tensor:
-        """[W, V or K] of the rows of each state, from one pass."""
+    def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
+        """[W, V or K] of the rows of each state, and how many passes that took, one at most."""
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""
@@ -136,12 +137,12 @@ class DraftLM(LanguageModelSource):
         if fits:
             self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits], self.window)
 
-    def _scores(self, states: Sequence[DraftState], growths: Sequence[DraftRows]) -> Tensor:
+    def _scores(self, states: Sequence[DraftState], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
         logits = self.model.grow(growths, self._head, self.window)
         for state, growth in zip(states, growths, strict=True):
             if not len(state.scratch):
                 self.model.commit([state.slot], [range(len(growth.tokens))])
-        return logits
+        return logits, 1
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
         """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""

@@ -1,64 +1,115 @@
-"""The method that drafts with the target itself, on a part of its keys and values."""
+"""The methods that draft with the target itself, on a part of its keys and values."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field, model_validator
 
+from outpace.core.drafting import Retriever
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.method import Method
+from outpace.drafters.draft_lm.source import DraftLM
+from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
-from outpace.drafters.self_draft.selectors import OBSERVED, RowSelector, Snap, Window
+from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, ModelGuesser
+from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, RowSelector, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
 from outpace.models.packed import PackedModel
+from outpace.trees.grafting import MatrixRetriever, SuffixRetriever
+from outpace.trees.retrieval.warm_file import load_matrix
+from outpace.trees.shapes.rank_paths import retrieval_plan
 
-_CHAIN = 3
+_CHAIN, _GUESSED_CHAIN = 3, 6  # the papers' gammas
 
 
 class SelfDraftOptions(ModelOptions):
-    """MagicDec."""
+    """MagicDec and TriForce."""
 
-    select: Literal["window", "snap"] = Field(
+    select: Literal["window", "snap", "chunks"] = Field(
         default="snap",
         description="which tokens of the context drafting sees: window, the first 4 and the last ones; snap, those of "
-        "the prompt that its end attends to, in each layer and key head, and all after it",
+        "the prompt that its end attends to, in each layer and key head, and all after it; chunks, the same in chunks "
+        f"of {CHUNK} by their mean key",
     )
     keep: int = Field(
         default=512, gt=OBSERVED, description="how many those are, with snap of the prompt; the paper's budget"
     )
+    guess: Literal["none", "suffix", "matrix", "model"] = Field(
+        default="none",
+        description="what guesses the next tokens of a chain, so that one pass drafts several: suffix and matrix, as "
+        "of retrieve; model, the draft model; none, a pass drafts one. The drafts are the same",
+    )
+
+    @property
+    def reads_matrix(self) -> bool:
+        return super().reads_matrix or self.guess == "matrix"
+
+    @property
+    def drafts_with(self) -> str | None:
+        return "linear" if self.guess == "model" else None
 
     @model_validator(mode="after")
-    def _check_window(self) -> "SelfDraftOptions":
+    def _check_own(self) -> "SelfDraftOptions":
+        if self.guess != "none" and self.shape != "chain":
+            raise ValueError(f"guess={self.guess}: continues chains, and shape={self.shape} is none; leave one out")
         if self.window is not None:
             raise ValueError(f"window={self.window}: does nothing here; name select=window,keep={self.window}")
         return self
 
 
-def _magicdec(options: SelfDraftOptions, context: BuildContext) -> Proposer:
+def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
     target = context.target
     if not isinstance(target, PackedModel):
         raise InvalidRequest(
-            "method 'magicdec' drafts with the keys and values of a model that outpace.load has loaded; choose another"
+            "methods 'magicdec' and 'triforce' draft with the keys and values of a model that outpace.load has loaded; "
+            "choose another"
         )
     if target.tiled:
         raise InvalidRequest(
-            f"method 'magicdec' drafts on a CPU alone, and the model is on {context.device}; choose another"
+            f"methods 'magicdec' and 'triforce' draft on a CPU alone, and the model is on {context.device}; choose "
+            "another"
         )
-    kinds: dict[str, type[Window] | type[Snap]] = {"window": Window, "snap": Snap}
-    selector: RowSelector = kinds[options.select](target, options.keep)
+    kinds: dict[str, Callable[[PackedModel, int], RowSelector]] = {"window": Window, "snap": Snap, "chunks": Chunks}
+    selector = kinds[options.select](target, options.keep)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    budget = _CHAIN if options.shape == "chain" else context.default_budget(15, 60)
-    return shaped(SelfDraft(target, selector, options.noise, vocabulary), options, context, budget)
+    guesser = _guesser(options, context)
+    if guesser is None:
+        budget = _CHAIN if options.shape == "chain" else context.default_budget(15, 60)
+        return shaped(SelfDraft(target, selector, options.noise, vocabulary), options, context, budget)
+    source = GuessedSelfDraft(target, selector, guesser, options.noise, vocabulary)
+    return shaped(source, options, context, _GUESSED_CHAIN)
 
 
+def _guesser(options: SelfDraftOptions, context: BuildContext) -> Retriever | None:
+    """What guesses ahead of the target; None for nothing."""
+    if options.guess == "suffix":
+        return SuffixRetriever(context.device)
+    if options.guess == "matrix":
+        matrix = load_matrix(context.warm_file(options.warm), context.vocab_size, context.device, options.context)
+        plan = retrieval_plan([(0,) * length for length in range(1, GUESSES + 1)])
+        return MatrixRetriever(matrix, plan, options.matrix == "private")
+    if options.guess == "model":
+        return ModelGuesser(DraftLM(context.draft_model(), context.vocab_size, options.noise), context.device)
+    return None
+
+
+MAGICDEC = Method(
+    _self_draft,
+    "MagicDec: the target drafts for itself, with a part of its keys and values",
+    SelfDraftOptions,
+    None,
+    "nothing, on a CPU; a draft model with guess=model",
+)
 METHODS = {
-    "magicdec": Method(
-        _magicdec,
-        "MagicDec: the target drafts for itself, with a part of its keys and values",
-        SelfDraftOptions,
-        None,
-        "nothing, on a CPU",
-    )
+    "magicdec": MAGICDEC,
+    "triforce": preset(
+        MAGICDEC,
+        "TriForce: the target drafts for itself what a cheaper source has guessed",
+        ("chain",),
+        select="chunks",
+        keep=4096,
+        guess="suffix",
+    ),
 }

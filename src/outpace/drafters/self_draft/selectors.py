@@ -1,8 +1,9 @@
 """Which of a request's committed rows the target sees while it drafts for itself."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from outpace.models.packed import PackedModel, PassPart
 
 OBSERVED = 32
 """Last positions of a prompt whose attention selects, and which are kept themselves (SnapKV, arXiv 2404.14469)."""
+CHUNK = 8
+"""Rows that are selected together by their mean key."""
 _POOLED = 5  # neighbours that a position shares its attention with
 
 
@@ -39,44 +42,92 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Snap:
-    """The rows of a prompt that its end attends to, `keep` of each layer and key head, and every row after the prompt
-    (SnapKV as in MagicDec, arXiv 2408.11049).
+class OfPrompt(ABC):
+    """Rows of a prompt that its end selects, `keep` of each layer and key head, and every row after the prompt.
 
-    They are the last OBSERVED positions and those with most of their attention: weights are summed over these positions
-    and over the query heads of a key head, and averaged over neighbours. Scores have the model's own scale, as in
-    SnapKV; MagicDec's code leaves out 1/sqrt(d), which sharpens them.
+    Attributes:
+        observed: last positions of the prompt whose queries select.
     """
 
     model: PackedModel
     keep: int
+    observed: ClassVar[int]
 
     def select(self, slot: int, prompt: Sequence[int]) -> Tensor | None:
-        """[layers, kv_heads, keep] int32 rows of a slot whose prompt is written, ascending; None for all."""
-        length, before = len(prompt), len(prompt) - OBSERVED
+        """[layers, kv_heads, <= keep] int32 rows of a slot whose prompt is written, ascending, the prompt's last one
+        among them; None for all."""
+        length, before = len(prompt), len(prompt) - self.observed
         if length <= self.keep:
             return None
         selected: list[Tensor] = []
 
         def choose(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> None:
-            weights = attention_of(query, segments[0], settings)[..., :before].sum(1)  # [kv_heads, before]
-            pooled = torch.nn.functional.avg_pool1d(weights, _POOLED, stride=1, padding=_POOLED // 2)
-            best = pooled.topk(self.keep - OBSERVED, dim=-1).indices.sort(-1).values
-            selected.append(torch.cat([best, torch.arange(before, length).expand(len(best), -1)], dim=-1).int())
+            selected.append(self._chosen(query, segments[0], settings).int())
 
         # The last positions once more, as scratch rows: a pass of the engine hands out no queries.
-        causal = torch.ones(OBSERVED, OBSERVED, dtype=torch.bool).tril()
+        causal = torch.ones(self.observed, self.observed, dtype=torch.bool).tril()
         offsets = torch.arange(before, length) - self.model.kv.lengths[slot]
         seen = torch.arange(before, dtype=torch.int32)[None, None]
         part = PassPart(slot, torch.tensor(prompt[before:]), offsets, causal, is_prompt=True, view=seen)
         self.model.run_watched([part], choose)
         return torch.stack(selected)
 
+    @abstractmethod
+    def _chosen(self, query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
+        """[kv_heads, <= keep] rows of a layer. `query`: [heads, observed, head_dim]; `segment` sees the prompt."""
+
     def view(self, slot: int, selected: Tensor | None) -> Tensor | None:
         if selected is None:
             return None
         after = torch.arange(int(selected[0, 0, -1]) + 1, self.model.kv.lengths[slot], dtype=torch.int32)
         return torch.cat([selected, after.expand(*selected.shape[:2], -1)], dim=-1)
+
+
+class Snap(OfPrompt):
+    """The rows that the end of a prompt attends to (SnapKV as in MagicDec, arXiv 2408.11049).
+
+    They are the last OBSERVED positions and those with most of their attention: weights are summed over these positions
+    and over the query heads of a key head, and averaged over neighbours. Scores have the model's own scale, as in
+    SnapKV; MagicDec's code leaves out 1/sqrt(d), which sharpens them.
+    """
+
+    observed = OBSERVED
+
+    def _chosen(self, query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
+        weights = attention_of(query, segment, settings)
+        length = weights.shape[-1]
+        before = length - OBSERVED
+        pooled = torch.nn.functional.avg_pool1d(
+            weights[..., :before].sum(1), _POOLED, stride=1, padding=_POOLED // 2
+        )  # [kv_heads, before]
+        best = pooled.topk(self.keep - OBSERVED, dim=-1).indices.sort(-1).values
+        return torch.cat([best, torch.arange(before, length).expand(len(best), -1)], dim=-1)
+
+
+class Chunks(OfPrompt):
+    """Chunks of CHUNK rows whose mean keys the last query of a prompt scores highest (TriForce, arXiv 2404.11912).
+
+    Scores are summed over the query heads of a key head. The first chunk is always among them, and so is the last one,
+    which may be shorter: what follows continues it. TriForce's code lets new rows displace the chunks with the lowest
+    scores, so that its view stays as large; here it grows, as with `Snap`.
+    """
+
+    observed = 1
+
+    def _chosen(self, query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
+        keys, values, bias = segment.seen(settings.layer, settings.window)
+        length = values.shape[1]
+        last = (length - 1) // CHUNK  # the number of the last chunk
+        whole = last * CHUNK
+        means = keys[:, :whole].float().unflatten(1, (last, CHUNK)).mean(2)  # [kv_heads, last, head_dim]
+        of_group = query.float().reshape(len(keys), -1, query.shape[-1]).sum(1)  # [kv_heads, head_dim]
+        scores = (means @ of_group[..., None])[..., 0]  # [kv_heads, last]
+        if bias is not None:  # a sliding window hides whole chunks
+            scores = scores + bias[:, 0, 0, :whole].unflatten(1, (last, CHUNK)).amax(-1)
+        best = scores[:, 1:].topk(self.keep // CHUNK - 2, dim=-1).indices.sort(-1).values + 1
+        chunks = torch.nn.functional.pad(best, (1, 0))  # [kv_heads, keep / CHUNK - 1], the first chunk in front
+        rows = (chunks[..., None] * CHUNK + torch.arange(CHUNK)).flatten(1)
+        return torch.cat([rows, torch.arange(whole, length).expand(len(rows), -1)], dim=-1)
 
 
 def attention_of(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class SelfDraft(LanguageModelSource):
     def can_fork(self, own: bool) -> bool:
         return True  # the engine copies the target's rows, and the first round selects from them
 
-    def rewind(self, state: SelfState, length: int) -> None:
+    def rewind(self, state: Any, length: int) -> None:
         if length < state.prompt:  # another prompt may follow that is as long
             state.prompt = 0
 
@@ -71,5 +72,5 @@ class SelfDraft(LanguageModelSource):
         visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above, start)], dim=1)
         return DraftRows(state.slot, tokens, torch.tensor([0, *state.scratch.depths]), visible, before, wanted=count)
 
-    def _scores(self, states: Sequence[SelfState], growths: Sequence[DraftRows]) -> Tensor:
-        return level_scores(self.target, growths, [state.view for state in states], self._head)
+    def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
+        return level_scores(self.target, growths, [state.view for state in states], self._head), 1

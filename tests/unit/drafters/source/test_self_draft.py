@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outpace.cache.slots import SINKS
 from outpace.core.params import SamplingParams
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.self_draft.selectors import OBSERVED, Snap, Window
+from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, OfPrompt, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest
@@ -30,7 +31,6 @@ from tests.unit.drafters.source.learned import proposer_of
 from tests.unit.models.tiny import VOCAB, committed_rows, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 40
-OPTIONS = ("select=window", "select=snap", "select=snap,shape=beam", "select=window,shape=fixed")
 PROMPTS = [random_ids(90, 2), random_ids(9, 1), random_ids(61, 3)]
 
 
@@ -42,7 +42,14 @@ def proposer_for(target: TransformersTarget, text: str) -> Any:
 @pytest.mark.parametrize("pack", [False, True], ids=["python", "packed"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "options", ["select=window", "select=snap", "select=snap,shape=beam", "select=window,shape=fixed"]
+    "options",
+    [
+        "select=window",
+        "select=snap",
+        "select=snap,shape=beam",
+        "select=window,shape=fixed",
+        "select=chunks,guess=suffix",
+    ],
 )
 def test_lossless(options: str, temperature: float, pack: bool) -> None:
     """Guards against scratch rows that survive the verifying pass, or a view that reaches it: alone, in a batch, and
@@ -105,19 +112,67 @@ def test_snap_selects_what_the_end_of_the_prompt_attends_to(family: str) -> None
             assert all(pooled[row] >= least - 1e-4 for row in rows[:-OBSERVED]), (layer, head)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("length", [88, 90], ids=["whole", "short"])
+def test_chunks_are_those_with_the_best_mean_keys(length: int, family: str) -> None:
+    """Guards against keys or queries of other rows or heads, chunks that are shifted by one, a last chunk that is lost,
+    and chunks beyond a sliding window: compared with queries and keys of transformers' eager implementation."""
+    config = tiny_config(family, **({"sliding_window": 50} if family == "gemma2" else {}))
+    target, ids = tiny_target(config), PROMPTS[0][:length]
+    slot, _ = open_with(target, ids)
+    selected = Chunks(target, KEEP).select(slot, ids)
+    assert selected is not None
+    last = (length - 1) // CHUNK
+    for layer, (query, keys) in enumerate(eager_queries_and_keys(config, ids)):
+        of_groups = query.unflatten(0, (len(keys), -1)).sum(dim=1)  # [kv_heads, head_dim]
+        is_local = family == "gemma2" and config.layer_types[layer] == "sliding_attention"
+        for head, of_group in enumerate(of_groups):
+            scores = [
+                float(of_group @ keys[head, start : start + CHUNK].mean(dim=0))
+                for start in range(0, last * CHUNK, CHUNK)
+            ]
+            reached = [chunk for chunk in range(1, last) if not is_local or (chunk + 1) * CHUNK > length - 50]
+            best = sorted(reached, key=lambda chunk: -scores[chunk])[: KEEP // CHUNK - 2]
+            expected = [row for chunk in sorted([0, *best]) for row in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
+            assert selected[layer, head].tolist() == [*expected, *range(last * CHUNK, length)], (layer, head)
+
+
+def eager_queries_and_keys(config: Any, ids: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Per layer the rotated query of the last token [heads, head_dim] and all keys [kv_heads, L, head_dim], of stock
+    layers around a dense attention."""
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **own: Any) -> Any:
+        found.append((query[0, :, -1], key[0]))
+        keys, values = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
+        scores = query @ keys.transpose(2, 3) * scaling
+        if own.get("softcap"):
+            scores = torch.tanh(scores / own["softcap"]) * own["softcap"]
+        distances = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+        hidden = (distances < 0) | (distances >= (own.get("sliding_window") or len(ids)))
+        return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values).transpose(1, 2), None
+
+    ALL_ATTENTION_FUNCTIONS.register("dense", attend)
+    with torch.inference_mode():
+        stock_model(config, "dense")(torch.tensor([ids]))
+    return found
+
+
 def test_verified_tokens_join_the_view() -> None:
     """Guards against a selection that ends with the prompt, has a token twice, or names a row that is not there."""
     target = tiny_target(tiny_config("llama"))
     slot, _ = open_with(target, PROMPTS[0])
-    for selector in (Snap(target, KEEP), Window(target, KEEP)):
+    for selector in (Snap(target, KEEP), Chunks(target, KEEP), Window(target, KEEP)):
         target.kv.lengths[slot] = len(PROMPTS[0])
         selected = selector.select(slot, PROMPTS[0])
+        recent = len(PROMPTS[0]) % CHUNK if isinstance(selector, Chunks) else OBSERVED
+        kept = KEEP - CHUNK + recent if isinstance(selector, Chunks) else KEEP
         for more in (0, 5):
             target.kv.lengths[slot] = length = len(PROMPTS[0]) + more
             view = selector.view(slot, selected)
             assert view is not None
-            assert view.shape[-1] == KEEP + (more if isinstance(selector, Snap) else 0)
-            assert view[0, 0, -OBSERVED:].tolist() == list(range(length - OBSERVED, length))
+            assert view.shape[-1] == kept + (more if isinstance(selector, OfPrompt) else 0)
+            assert view[0, 0, -recent:].tolist() == list(range(length - recent, length))
             if isinstance(selector, Window):
                 assert view[0, 0, :SINKS].tolist() == list(range(SINKS))
 
@@ -204,14 +259,15 @@ def test_drafting_leaves_the_targets_rows_alone() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("method", ["magicdec", "triforce"])
 @pytest.mark.parametrize("verification", ["match", "rejection"])
-def test_the_distribution_of_what_is_said(verification: str) -> None:
+def test_the_distribution_of_what_is_said(verification: str, method: str) -> None:
     """Guards against drafts that shift what is sampled: two tokens of 2,000 samples, the second one drafted, by
     chi-square against the target's distribution; false alarm: 1e-6 per case."""
     target = tiny_target(tiny_config("llama", vocab_size=5), max_slots=64)
     prompt = random_ids(50, 3, vocab=5)
     params = SamplingParams(max_new_tokens=4, temperature=3.0, n=2000, seed=11, verification=verification)
-    proposer = proposer_for(target, f"magicdec:keep={KEEP}")
+    proposer = proposer_for(target, f"{method}:keep={KEEP}")
     sessions = decode(Engine(target), [prompt], [params], [proposer])
     stock = stock_model(tiny_config("llama", vocab_size=5))
     with torch.inference_mode():
@@ -232,7 +288,7 @@ def test_the_distribution_of_what_is_said(verification: str) -> None:
 def test_what_cannot_be_is_refused() -> None:
     """Guards against tables of a GPU that know no views, a target that is not ours, and options without effect."""
     on_gpu = TransformersTarget(stock_model(tiny_config("llama"), "outpace"), 64, 1, (), pack=False, tiled=True)
-    with pytest.raises(InvalidRequest, match="'magicdec' drafts on a CPU alone"):
+    with pytest.raises(InvalidRequest, match="'magicdec' and 'triforce' draft on a CPU alone"):
         proposer_for(on_gpu, "magicdec")
     with pytest.raises(InvalidRequest, match=r"a model that outpace\.load has loaded"):
         build_proposer(parse_method("magicdec"), BuildContext(VOCAB, torch.device("cpu"), no_draft_model))
@@ -240,6 +296,8 @@ def test_what_cannot_be_is_refused() -> None:
         ("magicdec:window=512", "name select=window,keep=512"),
         ("magicdec:keep=32", "keep=32"),
         ("magicdec:select=best", "select=best"),
+        ("magicdec:guess=suffix,shape=beam", "guess=suffix: continues chains"),
+        ("triforce:warm=shipped", "warm=shipped"),
     ):
         with pytest.raises(InvalidRequest, match=complaint):
             parse_method(text)
