@@ -11,6 +11,7 @@ from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, ModelGuesser
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, RowSelector, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
@@ -73,8 +74,8 @@ def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
         )
     kinds: dict[str, Callable[[PackedModel, int], RowSelector]] = {"window": Window, "snap": Snap, "chunks": Chunks}
     selector = kinds[options.select](target, options.keep)
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
     guesser = _guesser(options, context)
+    vocabulary = context.ranked_vocabulary(options.vocabulary or EVERY_ID)  # a guesser's own is not the target's
     if guesser is None:
         budget = _CHAIN if options.shape == "chain" else context.default_budget(15, 60)
         return shaped(SelfDraft(target, selector, options.noise, vocabulary), options, context, budget)
@@ -91,7 +92,8 @@ def _guesser(options: SelfDraftOptions, context: BuildContext) -> Retriever | No
         plan = retrieval_plan([(0,) * length for length in range(1, GUESSES + 1)])
         return MatrixRetriever(matrix, plan, options.matrix == "private")
     if options.guess == "model":
-        return ModelGuesser(DraftLM(context.draft_model(), context.vocab_size, options.noise), context.device)
+        own = context.ranked_vocabulary(None)
+        return ModelGuesser(DraftLM(context.draft_model(), context.vocab_size, options.noise, own), context.device)
     return None
 
 

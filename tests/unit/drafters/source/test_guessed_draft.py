@@ -1,6 +1,7 @@
 """Guesses ahead of the target's own drafts: they save passes and change no draft."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, ModelGuesser
 from outpace.drafters.self_draft.selectors import Chunks
 from outpace.drafters.self_draft.source import SelfDraft
@@ -115,16 +117,20 @@ def test_a_draft_model_guesses_along_the_chain(temperature: float) -> None:
                 assert session.metrics.draft_passes == -(-GAMMA // (1 + GUESSES)) * session.metrics.steps
 
 
-def test_what_guesses_is_an_option() -> None:
-    """Guards against a draft model that is not loaded for `triforce`, or loaded for nothing, and a matrix whose options
-    are refused or without effect."""
+def test_what_guesses_is_an_option(tmp_path: Path) -> None:
+    """Guards against a draft model that is not loaded for `triforce`, or loaded for nothing, a matrix whose options are
+    refused or without effect, and the frequent ids of a draft model that bound what the target drafts."""
     assert parse_method("triforce").drafter is None
     assert parse_method("triforce:guess=model").drafter == LANGUAGE_MODEL
     target = tiny_target(tiny_config("llama"))
     model = draft_model_of(stock_model(tiny_config("llama"), ATTENTION_NAME), target.max_length, target.max_slots)
-    around = BuildContext(VOCAB, CPU, lambda: model, target=target)
+    file = tmp_path / "vocabulary.safetensors"
+    save_vocabulary(file, torch.arange(20), VOCAB)
+    around = BuildContext(VOCAB, CPU, lambda: model, target=target, vocabulary=file)
     kinds = {"suffix": "SuffixRetriever", "matrix,context=2": "MatrixRetriever", "model": "ModelGuesser"}
     for guess, kind in kinds.items():
         proposer: Any = build_proposer(parse_method(f"triforce:guess={guess}"), around)
         assert type(proposer.source.guesser).__name__ == kind
         assert (proposer.budget, proposer.source.selector) == (GAMMA, Chunks(target, 4096))
+        assert proposer.source._head is None
+    assert len(proposer.source.guesser.source._head.ids) == 20
