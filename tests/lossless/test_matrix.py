@@ -51,7 +51,7 @@ CHOSEN = {
     "outpace": "outpace:draft=none,budget=12",  # with drafters in test_union.py
 }  # options that a short answer leaves room for
 WITHOUT_DRAFTER = [name for name, method in methods().items() if method.drafter is None]
-AS_SOURCES = ("plain", "recycle", "magicdec", "triforce")
+AS_SOURCES = ("plain", "recycle", "self", "magicdec", "triforce")
 WHOLE = {name: CHOSEN.get(name, name) for name in (*WITHOUT_DRAFTER, "outpace") if name not in AS_SOURCES}
 """Methods that are no level sources: they make whole trees of one shape of their own."""
 SOURCES = (*KINDS, *MODELS, "guessed", "recycle", *WHOLE)

@@ -68,6 +68,20 @@ def test_equal_with_keys_in_int8() -> None:
         assert model.generate(prompt, max_new_tokens=32).token_ids == plain
 
 
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_equal_with_drafts_in_four_bits(dtype: str) -> None:
+    """Guards against rows of the copy in 4 bits that stay in the target's slots, and a copy that guesses badly."""
+    pull("smollm2-135m")
+    model = outpace.load("smollm2-135m", device="cpu", dtype=dtype)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=11)
+        prompt = read_workload("builtin:1")[0].prompt(0, [])
+        drafted = model.generate(prompt, params, method="self:bits=4")
+        assert drafted.token_ids == model.generate(prompt, params, method="plain").token_ids
+        assert drafted.metrics.accepted > 0.6 * drafted.metrics.drafted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_all_built_in_prompts_at_length(exact: Model, temperature: float) -> None:

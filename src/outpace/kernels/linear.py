@@ -114,6 +114,13 @@ class KernelLinear(nn.Module):
         self.panels.copy_(whole.view(-1, PANEL, whole.shape[1] // together, together).transpose(1, 2).reshape(-1))
         self.scales[: self.outputs] = int8.scales
 
+    def codes(self) -> Int8Weight:
+        """The codes of a layer in int8, as `_place` takes them."""
+        assert self.scales is not None
+        panels = self.panels.view(len(self.scales) // PANEL, -1, PANEL, _TOGETHER[Kind.INT8])
+        whole = panels.transpose(1, 2).reshape(len(self.scales), -1)[: self.outputs, : self.inputs]
+        return Int8Weight((whole ^ 128).view(torch.int8), self.scales[: self.outputs])
+
     @property
     def nbytes(self) -> int:
         """Bytes of the weight that a product reads."""

@@ -116,13 +116,17 @@ class LmHead:
             weight, bias = self._scored[1], None if bias is None else bias[ids]
         return self._capped(nn.functional.linear(hidden.to(weight.dtype), weight, bias))
 
+    def over(self, layer: KernelLinear) -> "LmHead":
+        """The head with another layer."""
+        return LmHead(layer, self._softcap)
+
     def restricted(self, ids: Tensor) -> "SubsetHead":
         """A head that scores only `ids` [K]; the same object for the same ids."""
         if isinstance(self.layer, BlockLinear):
             key = ids.cpu().numpy().tobytes()
             found = self._subsets.get(key)
             if found is None:
-                part = LmHead(self.layer.restricted(ids), self._softcap)
+                part = self.over(self.layer.restricted(ids))
                 found = self._subsets[key] = SubsetHead(part, ids, self.vocab_size)
             return found
         return subset_head(

@@ -194,6 +194,13 @@ class PackedModel:
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.native, self.computed_by = self._derive()
 
+    def with_weights(self, decoder: nn.Module, head: LmHead) -> "PackedModel":
+        """The same model on the same slots, computed by a decoder and a head with other weights."""
+        made = copy.copy(self)
+        made.decoder, made.head = decoder, head
+        made.native, made.computed_by = made._derive()
+        return made
+
     @property
     def embedding(self) -> nn.Embedding:
         """The decoder's input embedding."""

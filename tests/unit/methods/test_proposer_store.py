@@ -48,9 +48,8 @@ def test_methods_in_rotation_leave_nothing_behind(
     drafter = {} if kind is None else {"drafter": str(write_drafters(tmp_path)[kind])}
     model = loaded(folder, **drafter)
     free = (None,) if kind else (None, "draft-lm")
-    names = [
-        name for name, one in methods().items() if one.drafter in (kind, *free) and name not in ("plain", "fr-spec")
-    ]
+    left_out = ("plain", "fr-spec", "self")  # the last one refuses rows of 48 numbers; test_four_bits.py drops copies
+    names = [name for name, one in methods().items() if one.drafter in (kind, *free) and name not in left_out]
     names = [name for name in names if name != "outpace" or kind == "domino"] + ["outpace:draft=none"]
     named = [f"{name}{',' if ':' in name else ':'}budget={budget}" for budget in (1, 2, 3, 4, 5) for name in names][:20]
     assert len(set(named)) == 20 > MOST_KEPT

@@ -44,13 +44,14 @@ class GuessedSelfDraft(SelfDraft):
 
     def __init__(
         self,
-        target: PackedModel,
-        selector: RowSelector,
+        model: PackedModel,
+        selector: RowSelector | None,
         guesser: Retriever,
         noise: bool = True,
         vocabulary: Tensor | None = None,
+        drafts_whole: bool = False,
     ) -> None:
-        super().__init__(target, selector, noise, vocabulary)
+        super().__init__(model, selector, noise, vocabulary, drafts_whole)
         self.guesser, self.needs = guesser, guesser.needs
 
     def open(self, slot: int, alone: bool = False) -> GuessedState:

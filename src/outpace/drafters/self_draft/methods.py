@@ -1,9 +1,9 @@
-"""The methods that draft with the target itself, on a part of its keys and values."""
+"""The methods that draft with the target itself: with fewer bits, on a part of its keys and values, or both."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from outpace.core.drafting import Retriever
 from outpace.core.protocols import Proposer
@@ -11,12 +11,14 @@ from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.options import idle_option
 from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, ModelGuesser
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, RowSelector, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
+from outpace.models.four_bits import in_four_bits
 from outpace.models.packed import PackedModel
 from outpace.trees.grafting import MatrixRetriever, SuffixRetriever
 from outpace.trees.retrieval.warm_file import load_matrix
@@ -26,13 +28,16 @@ _CHAIN, _GUESSED_CHAIN = 3, 6  # the papers' gammas
 
 
 class SelfDraftOptions(ModelOptions):
-    """MagicDec and TriForce."""
+    """QuantSpec's weights, MagicDec and TriForce."""
 
-    select: Literal["window", "snap", "chunks"] = Field(
-        default="snap",
-        description="which tokens of the context drafting sees: window, the first 4 and the last ones; snap, those of "
-        "the prompt that its end attends to, in each layer and key head, and all after it; chunks, the same in chunks "
-        f"of {CHUNK} by their mean key",
+    bits: Literal[4] | None = Field(
+        default=4, description="draft with a copy of the target's weights in 4 bits, made at the first use"
+    )
+    select: Literal["all", "window", "snap", "chunks"] = Field(
+        default="all",
+        description="which tokens of the context drafting sees: all; window, the first 4 and the last ones; snap, "
+        "those of the prompt that its end attends to, in each layer and key head, and all after it; chunks, the same "
+        f"in chunks of {CHUNK} by their mean key",
     )
     keep: int = Field(
         default=512, gt=OBSERVED, description="how many those are, with snap of the prompt; the paper's budget"
@@ -51,12 +56,25 @@ class SelfDraftOptions(ModelOptions):
     def drafts_with(self) -> str | None:
         return "linear" if self.guess == "model" else None
 
+    @field_validator("bits", mode="before")
+    @classmethod
+    def _read(cls, bits: Any) -> Any:
+        """A number in a text, which a literal does not take."""
+        return int(bits) if isinstance(bits, str) and bits.isdecimal() else bits
+
     @model_validator(mode="after")
     def _check_own(self) -> "SelfDraftOptions":
         if self.guess != "none" and self.shape != "chain":
             raise ValueError(f"guess={self.guess}: continues chains, and shape={self.shape} is none; leave one out")
         if self.window is not None:
             raise ValueError(f"window={self.window}: does nothing here; name select=window,keep={self.window}")
+        if self.select == "all":
+            if self.bits is None:
+                raise ValueError(
+                    "bits=None: the whole target on all tokens drafts at the cost of decoding; name bits=4"
+                )
+            if "keep" in self.model_fields_set:
+                raise ValueError(idle_option(self, "keep", "select=all", "choose select=window, snap or chunks"))
         return self
 
 
@@ -64,23 +82,23 @@ def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
     target = context.target
     if not isinstance(target, PackedModel):
         raise InvalidRequest(
-            "methods 'magicdec' and 'triforce' draft with the keys and values of a model that outpace.load has loaded; "
-            "choose another"
+            "drafting with the target itself needs a model that outpace.load has loaded; choose another method"
         )
     if target.tiled:
         raise InvalidRequest(
-            f"methods 'magicdec' and 'triforce' draft on a CPU alone, and the model is on {context.device}; choose "
-            "another"
+            f"drafting with the target itself is for CPUs, and the model is on {context.device}; choose another method"
         )
     kinds: dict[str, Callable[[PackedModel, int], RowSelector]] = {"window": Window, "snap": Snap, "chunks": Chunks}
-    selector = kinds[options.select](target, options.keep)
+    selector = None if options.select == "all" else kinds[options.select](target, options.keep)
     guesser = _guesser(options, context)
     vocabulary = context.ranked_vocabulary(options.vocabulary or EVERY_ID)  # a guesser's own is not the target's
+    is_copy = options.bits is not None
+    model = in_four_bits(target) if is_copy else target
+    own = (options.noise, vocabulary, is_copy)
     if guesser is None:
         budget = _CHAIN if options.shape == "chain" else context.default_budget(15, 60)
-        return shaped(SelfDraft(target, selector, options.noise, vocabulary), options, context, budget)
-    source = GuessedSelfDraft(target, selector, guesser, options.noise, vocabulary)
-    return shaped(source, options, context, _GUESSED_CHAIN)
+        return shaped(SelfDraft(model, selector, *own), options, context, budget)
+    return shaped(GuessedSelfDraft(model, selector, guesser, *own), options, context, _GUESSED_CHAIN)
 
 
 def _guesser(options: SelfDraftOptions, context: BuildContext) -> Retriever | None:
@@ -97,19 +115,28 @@ def _guesser(options: SelfDraftOptions, context: BuildContext) -> Retriever | No
     return None
 
 
-MAGICDEC = Method(
+_SELF = Method(
     _self_draft,
-    "MagicDec: the target drafts for itself, with a part of its keys and values",
+    "the target drafts for itself, with a copy of its weights in 4 bits",
     SelfDraftOptions,
     None,
     "nothing, on a CPU; a draft model with guess=model",
 )
 METHODS = {
-    "magicdec": MAGICDEC,
+    "self": _SELF,
+    "magicdec": preset(
+        _SELF,
+        "MagicDec: the target drafts for itself, with a part of its keys and values",
+        about="MagicDec.",
+        bits=None,
+        select="snap",
+    ),
     "triforce": preset(
-        MAGICDEC,
+        _SELF,
         "TriForce: the target drafts for itself what a cheaper source has guessed",
         ("chain",),
+        about="TriForce.",
+        bits=None,
         select="chunks",
         keep=4096,
         guess="suffix",

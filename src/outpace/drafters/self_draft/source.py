@@ -1,4 +1,4 @@
-"""The target as its own drafter: it sees a part of its keys and values while it drafts."""
+"""The target as its own drafter: it drafts on a part of its keys and values, or with fewer bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,20 +27,26 @@ class SelfState(SlotState):
 
 
 class SelfDraft(LanguageModelSource):
-    """The target on its own slots. The pending token and the levels of a tree are scratch rows behind the committed
-    ones; the verifying pass overwrites them with exact ones. So nothing is written, kept or rewound here.
+    """A model on the target's own slots. The pending token and the levels of a tree are scratch rows behind the
+    committed ones; the verifying pass overwrites them with exact ones. So nothing is written, kept or rewound here.
 
     Args:
-        target: the model.
-        selector: which committed rows are seen.
+        model: the target, or a copy of it that costs less.
+        selector: which committed rows are seen; None for all.
         noise, vocabulary: as of `LanguageModelSource`.
+        drafts_whole: draft for a context that is seen whole, too; with the target, that costs what decoding costs.
     """
 
     def __init__(
-        self, target: PackedModel, selector: RowSelector, noise: bool = True, vocabulary: Tensor | None = None
+        self,
+        model: PackedModel,
+        selector: RowSelector | None,
+        noise: bool = True,
+        vocabulary: Tensor | None = None,
+        drafts_whole: bool = False,
     ) -> None:
-        super().__init__(target, target.vocab_size, noise, vocabulary)
-        self.target, self.selector = target, selector
+        super().__init__(model, model.vocab_size, noise, vocabulary)
+        self.model, self.selector, self._drafts_whole = model, selector, drafts_whole
 
     def open(self, slot: int, alone: bool = False) -> SelfState:
         return SelfState(slot)
@@ -53,14 +59,16 @@ class SelfDraft(LanguageModelSource):
             state.prompt = 0
 
     def begin(self, states: Sequence[SelfState], requests: Sequence[DraftRequest]) -> list[int]:
-        """Start a round; in a prompt's first one rows are selected. A context that is seen whole is not drafted for:
-        that would cost what decoding costs."""
-        for state, request in zip(states, requests, strict=True):
-            prompt = request.stream.prompt_length
-            if state.prompt != prompt:
-                state.selected, state.prompt = self.selector.select(state.slot, request.ids[:prompt]), prompt
-            state.view = self.selector.view(state.slot, state.selected)
+        """Start a round; in a prompt's first one rows are selected."""
+        if self.selector is not None:
+            for state, request in zip(states, requests, strict=True):
+                prompt = request.stream.prompt_length
+                if state.prompt != prompt:
+                    state.selected, state.prompt = self.selector.select(state.slot, request.ids[:prompt]), prompt
+                state.view = self.selector.view(state.slot, state.selected)
         limits = super().begin(states, requests)
+        if self._drafts_whole:
+            return limits
         return [0 if state.view is None else limit for state, limit in zip(states, limits, strict=True)]
 
     def _root(self, state: SelfState) -> DraftRows:
@@ -73,4 +81,4 @@ class SelfDraft(LanguageModelSource):
         return DraftRows(state.slot, tokens, torch.tensor([0, *state.scratch.depths]), visible, before, wanted=count)
 
     def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
-        return level_scores(self.target, growths, [state.view for state in states], self._head), 1
+        return level_scores(self.model, growths, [state.view for state in states], self._head), 1

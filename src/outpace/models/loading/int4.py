@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _KINDS = {torch.float32: BlockFormat.F32, torch.bfloat16: BlockFormat.BF16}
-# Matrices that get more bits in some layers: values, fused ones among them, and the last product of an MLP.
+# Matrices that get more bits in some layers: values, fused ones among them, and the last product of an MLP, also of
+# packed experts.
 _SENSITIVE = re.compile(
-    r".*\.(\d+)\..*(v_proj|qkv_proj|c_attn|query_key_value|down_proj|mlp\.c_proj|4h_to_h)(\.weight)?"
+    r".*\.(\d+)\..*(v_proj|qkv_proj|c_attn|query_key_value|down_proj|mlp\.c_proj|4h_to_h|experts\.down\.\d+)(\.weight)?"
 )
 
 
