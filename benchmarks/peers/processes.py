@@ -93,8 +93,11 @@ class RunnerProcess:
 
     def memory_mb(self) -> float:
         """MiB that it and its children held in memory at most, or hold now where the system keeps no peak."""
-        parent = psutil.Process(self._process.pid)
-        return sum(map(_peak_bytes, (parent, *parent.children(recursive=True)))) / 2**20
+        return sum(map(_peak_bytes, self._family())) / 2**20
+
+    def cpu_seconds(self) -> float:
+        """CPU time that it and its children have used."""
+        return sum(times.user + times.system for times in (process.cpu_times() for process in self._family()))
 
     def close(self) -> None:
         """End it."""
@@ -109,6 +112,10 @@ class RunnerProcess:
             self._signal(signal.SIGKILL)
             self._process.wait()
         self._process.stdout.close()
+
+    def _family(self) -> list[psutil.Process]:
+        parent = psutil.Process(self._process.pid)
+        return [parent, *parent.children(recursive=True)]
 
     def _read(self, seconds: float) -> dict[str, Any]:
         """The next line. There is one for each request, so nothing waits in the reader's buffer."""

@@ -14,17 +14,20 @@ from urllib.request import Request, urlopen
 SERVER = Path(sys.executable).with_name("llama-server")
 TRAINED = ("dflash", "eagle3")
 _POLL_S, _ANSWER_S = 0.02, 600.0
+_EVENT = b"data: "
 
 
 class Contender:
     """A server, with its defaults but for threads, context, and what it would keep from prompt to prompt.
 
     Args:
-        settings: as `serve` describes; "weights" and "draft" are GGUF files.
+        settings: as `serve` describes; "weights" and "draft" are GGUF files. With "streamed" ids arrive when the server
+            sends them, and times are those of arrival; a race leaves that HTTP out.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         (method,) = settings["methods"]
+        self._is_streamed = settings.get("streamed", False)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -43,10 +46,17 @@ class Contender:
         build = self._call("/props")["build_info"]
         self.facts = {"versions": {"llama.cpp": build}, "threads": settings["threads"], "note": " ".join(drafting)}
 
-    def generate(self, method: str, prompt: list[int], max_new_tokens: int, clock: Any) -> dict[str, Any]:
+    def generate(self, method: str, prompt: list[int], max_new_tokens: int, clock: Any) -> dict[str, Any] | None:
         """Decode greedily. Times are the server's own, so that HTTP costs it nothing."""
         asked = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": 0.0, "top_k": 1}
-        said = self._call("/completion", asked | {"return_tokens": True, "cache_prompt": False})
+        asked |= {"return_tokens": True, "cache_prompt": False}
+        if self._is_streamed:
+            with self._open("/completion", asked | {"stream": True}) as answer:
+                for line in answer:
+                    if line.startswith(_EVENT):
+                        clock.put(json.loads(line.removeprefix(_EVENT))["tokens"])
+            return None
+        said = self._call("/completion", asked)
         ids, times = said["tokens"], said["timings"]
         clock.put(ids[:1])
         clock.put(ids[1:])
@@ -67,10 +77,13 @@ class Contender:
         sys.exit(1)
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        with self._open(path, body) as answer:
+            return json.load(answer)
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = Request(self._address + path, data, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=_ANSWER_S) as answer:
-            return json.load(answer)
+        return urlopen(request, timeout=_ANSWER_S)
 
 
 def _drafting(method: str, draft: str | None, architecture: str | None, threads: str) -> list[str]:

@@ -34,11 +34,13 @@ class Clock:
         self.first = 0
         self.has_ended = False
         self._times = [perf_counter()]
+        self._sizes: list[int] = []
 
     def put(self, ids: Sequence[int]) -> bool:
         """Take ids that have just arrived; whether the answer is complete."""
         if self.has_ended or not ids:
             return self.has_ended
+        before = len(self.ids)
         for token in ids:
             self.ids.append(token)
             self.has_ended = token in self._eos or len(self.ids) == self._most
@@ -46,13 +48,16 @@ class Clock:
                 break
         self.first = self.first or len(self.ids)
         self._times.append(perf_counter())
+        self._sizes.append(len(self.ids) - before)
         return self.has_ended
 
     def answer(self) -> dict[str, Any]:
-        """The ids, how many of them came with the prompt's pass, and the seconds until those and from there on."""
+        """The ids, how many of them came with the prompt's pass, the seconds until those and from there on, and each
+        arrival's seconds and number of ids."""
         start, first, last = self._times[0], self._times[min(1, len(self._times) - 1)], self._times[-1]
         said = {"token_ids": self.ids, "first": self.first, "arrivals": len(self._times) - 1}
-        return said | {"prompt_seconds": first - start, "decode_seconds": last - first}
+        chunks = [(time - start, size) for time, size in zip(self._times[1:], self._sizes, strict=True)]
+        return said | {"prompt_seconds": first - start, "decode_seconds": last - first, "chunks": chunks}
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The documents: their tables, figures and paths."""
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_the_readme_quotes_the_results() -> None:
     assert quoted, "the README has speeds"
     assert not {figure for figure in quoted if figure not in results}
     assert len(readme.split()) <= 900
+
+
+def test_the_film_is_the_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a film, or speeds under it, that are not those of the recording."""
+    monkeypatch.syspath_prepend(str(DOCS / "figures"))
+    film = import_module("race")
+    recording = json.loads((DOCS / "figures" / "race.json").read_text())
+    assert (DOCS / "figures" / "race.svg").read_text() == film.drawn(recording)
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"{run['tokens_per_second']:.1f}" in readme for run in recording["runs"])
 
 
 def test_paths_in_the_documents_exist() -> None:

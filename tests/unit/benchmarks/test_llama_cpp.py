@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,15 @@ class Handler(BaseHTTPRequestHandler):
         open("{folder}/asked.json", "w").write(json.dumps([sys.argv, asked]))
         times = {{"prompt_ms": 250.0, "predicted_ms": 1000.0, "predicted_n": 6}}
         times |= {{"draft_n": 9, "draft_n_accepted": 3}} if asked["prompt"][0] == 1 else {{}}
-        self.answer({{"tokens": [5, 6, 7, 8, 9, 2], "timings": times}})
+        ids = [5, 6, 7, 8, 9, 2]
+        if not asked.get("stream"):
+            return self.answer({{"tokens": ids, "timings": times}})
+        self.send_response(200)
+        self.end_headers()
+        for token in ids:
+            self.wfile.write(b"data: " + json.dumps({{"tokens": [token]}}).encode() + b"\\n\\n")
+            time.sleep(0.05)
+        self.wfile.write(b'data: {{"tokens": [], "stop": true}}\\n\\n')
 
     def log_message(self, *_):
         pass
@@ -74,6 +83,20 @@ def test_answers_carry_the_servers_own_times_and_passes(server: Path) -> None:
     flags = dict(zip(arguments[1::2], arguments[2::2], strict=False))
     assert (flags["--threads"], flags["--ctx-size"], flags["--model"]) == ("2", "99", "model.gguf")
     assert contender.facts["versions"] == {"llama.cpp": "b1-abc"}
+    contender._server.terminate()
+
+
+def test_a_stream_is_timed_as_it_arrives(server: Path) -> None:
+    """Guards against a recording whose tokens all have the time of the last one, and one that counts the last event,
+    which has no tokens."""
+    contender = run_llama_cpp.load(_settings("plain", streamed=True))
+    clock = Clock([99], 20)
+    assert contender.generate("plain", [1, 4], 20, clock) is None
+    answer = clock.answer()
+    assert answer["token_ids"] == [5, 6, 7, 8, 9, 2]
+    seconds, sizes = zip(*answer["chunks"], strict=True)
+    assert sizes == (1,) * 6
+    assert all(later - earlier > 0.03 for earlier, later in pairwise(seconds))
     contender._server.terminate()
 
 
