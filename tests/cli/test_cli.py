@@ -172,6 +172,7 @@ CONFIG = ("--speculative-config", NGRAM)
         (("generate", "x", "--method", "xyzzy"), "unknown; choose one of"),
         (("generate", "x", "--temperature", "-1"), "temperature=-1"),
         (("generate", "x", "--repetition-penalty", "0"), "repetition_penalty=0"),
+        (("generate", "x", "--penalty-window", "8"), "penalty_window=8: does nothing without repetition_penalty"),
         (("generate", "x", "--logit-bias", "5"), "logit_bias='5': must be ID=VALUE"),
         (("generate", "x", "--logit-bias", "5=much"), "logit_bias='5=much'"),
         (("generate", "x", "--logit-bias", "5=1", "--logit-bias", "5=2"), "token 5 is there twice"),

@@ -84,6 +84,7 @@ REQUEST: dict[str, Right] = {
     "eos_token_ids": ids,
     "verification": lambda value: isinstance(value, str) and value in ("match", "rejection"),
     "repetition_penalty": real(5e-324, 1.7e308),
+    "penalty_window": nothing,  # alone
     "presence_penalty": real(-2, 2),
     "frequency_penalty": real(-2, 2),
     "logit_bias": biases,

@@ -16,6 +16,7 @@ from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, make_engine
 OPTIONS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.6},
     "repetition-reward": {"repetition_penalty": 0.7},
+    "repetition-window": {"repetition_penalty": 1.6, "penalty_window": 4},
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": 0.6},
     "logit_bias": {"logit_bias": {0: 1.5, 7: -100.0, "9": 2.0}},

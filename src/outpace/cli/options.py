@@ -49,7 +49,7 @@ LOADING = (
 )
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
 SECONDS_BETWEEN_LINES = 60  # of progress in a log file
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
+PENALTIES = ("repetition_penalty", "penalty_window", "presence_penalty", "frequency_penalty", "ignore_eos")
 
 
 def loading_options(*left_out: str, **defaults: Any) -> SettingsOptions:

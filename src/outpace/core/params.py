@@ -219,6 +219,9 @@ class SamplingParams:
         is_open=True,
         note="1 is none",
     )
+    penalty_window: int | None = setting(
+        None, "How many of the last tokens `repetition_penalty` looks at; by default all.", unit="TOKENS", low=1
+    )
     presence_penalty: float = setting(
         0.0, "Subtracted once from the logits of tokens in the answer.", unit="PENALTY", low=-2.0, high=2.0
     )
@@ -280,6 +283,11 @@ class SamplingParams:
             raise InvalidRequest(
                 f"grammar={shown(self.grammar)}: must be a Grammar: outpace.Grammar.json_schema({{...}}), "
                 ".json_object(), .regex(text), .lark(text) or .choice([...])"
+            )
+        if self.penalty_window is not None and self.repetition_penalty == 1.0:
+            raise InvalidRequest(
+                f"penalty_window={shown(self.penalty_window)}: does nothing without repetition_penalty; set that "
+                "one too, as in repetition_penalty=1.2, or leave it out"
             )
         if self.grammar is not None and self.ignore_eos:
             raise InvalidRequest("grammar with ignore_eos=True: an answer ends where its grammar does; leave out one")

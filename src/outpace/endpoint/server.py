@@ -130,6 +130,7 @@ OPTIONAL = (
     "seed",
     "stop",
     "repetition_penalty",
+    "penalty_window",
     "presence_penalty",
     "frequency_penalty",
     "ignore_eos",

@@ -95,7 +95,8 @@ class TransformersReference:
 
 def _refuse_unsupported(params: SamplingParams) -> None:
     """A baseline that ignores an option would measure another task."""
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "bad_words_ids", "min_new_tokens"):
+    penalties = ("penalty_window", "presence_penalty", "frequency_penalty")
+    for name in (*penalties, "logit_bias", "bad_words", "bad_words_ids", "min_new_tokens"):
         value = getattr(params, name)
         if value:
             raise InvalidRequest(f"{name}={value!r}: not for stock generate; leave 'transformers' out of the methods")

@@ -66,7 +66,7 @@ def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]
 
 def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
     if params.repetition_penalty != 1.0:
-        seen = sorted({*history.prompt_ids, *history.output_ids})
+        seen = sorted(set(_last(history, params.penalty_window)))
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and history.output_ids:
@@ -89,10 +89,16 @@ def _banned(params: SamplingParams, history: History, vocab_size: int) -> list[i
 
 def _ends_with(history: History, tokens: Sequence[int]) -> bool:
     """Whether prompt and output together end with these tokens; true for none."""
-    output = list(history.output_ids[-len(tokens) :]) if tokens else []
-    missing = len(tokens) - len(output)
-    before = list(history.prompt_ids[-missing:]) if missing else []
-    return before + output == list(tokens)
+    return _last(history, len(tokens)) == list(tokens)
+
+
+def _last(history: History, count: int | None) -> list[int]:
+    """The last `count` ids of prompt and output together; None for all."""
+    if count is None:
+        return [*history.prompt_ids, *history.output_ids]
+    output = history.output_ids[-count:] if count else []
+    missing = count - len(output)
+    return [*(history.prompt_ids[-missing:] if missing else []), *output]
 
 
 _TOP_P_GUESS = 256

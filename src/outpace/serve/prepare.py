@@ -23,7 +23,7 @@ interpreter, and with it the event loop, for 0.1 to 0.5 us per entry; messages h
 than four tokens each."""
 SAME_NAMES = (
     *("top_p", "min_p", "seed", "n", "stop", "logit_bias", "bad_words", "ignore_eos"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "penalty_window", "presence_penalty", "frequency_penalty"),
 )
 """Fields of requests that `SamplingParams` has under the same name."""
 _MARKS = np.isin(np.arange(256), list(b",:[{"))

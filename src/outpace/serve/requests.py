@@ -134,6 +134,7 @@ class SharedFields(Strict):
     top_k: int | None = sampling_field("top_k", ge=-1, le=1 << 31)
     min_p: float | None = sampling_field("min_p")
     repetition_penalty: float | None = sampling_field("repetition_penalty", le=1e6)
+    penalty_window: int | None = sampling_field("penalty_window", le=1 << 31)  # our own
     min_tokens: int | None = sampling_field("min_new_tokens")
     ignore_eos: bool | None = sampling_field("ignore_eos")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None

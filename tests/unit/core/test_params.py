@@ -22,6 +22,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "stop": ("", ("ok", ""), (3,)),
     "verification": ("greedy", None),
     "repetition_penalty": (0.0, -1.0, INFINITY, NAN, True, None),
+    "penalty_window": (0, -1, 1.0, True, 64),  # the last without a repetition_penalty
     "presence_penalty": (2.01, -2.01, NAN),
     "frequency_penalty": (2.01, -2.01, "1"),
     "logit_bias": (
@@ -131,6 +132,13 @@ def test_a_minimum_above_the_maximum_names_both() -> None:
     with pytest.raises(InvalidRequest, match=r"^min_new_tokens=9: must be at most max_new_tokens=8"):
         SamplingParams(max_new_tokens=8, min_new_tokens=9)
     assert SamplingParams(max_new_tokens=8, min_new_tokens=8).min_new_tokens == 8
+
+
+def test_a_penalty_window_needs_a_penalty() -> None:
+    """Guards against a window of a penalty that was forgotten, which would change nothing without a word."""
+    with pytest.raises(InvalidRequest, match=r"^penalty_window=64: .* without repetition_penalty; set that one"):
+        SamplingParams(penalty_window=64, presence_penalty=0.5)
+    assert SamplingParams(penalty_window=64, repetition_penalty=1.2).has_processors
 
 
 def test_min_tokens_is_min_new_tokens() -> None:

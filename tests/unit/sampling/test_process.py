@@ -76,11 +76,12 @@ def test_rows_are_processed_one_by_one() -> None:
 def by_definition(row: list[float], params: SamplingParams, history: History) -> list[float]:
     """The same options again, token by token, in plain Python."""
     said, everything = Counter(history.output_ids), [*history.prompt_ids, *history.output_ids]
+    window = len(everything) if params.penalty_window is None else params.penalty_window
     bias = dict(params.logit_bias)
     values = []
     for token, raw in enumerate(row):
         value = raw + bias.get(token, 0.0)
-        if token in everything:
+        if token in everything[max(0, len(everything) - window) :]:
             value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
         value -= params.frequency_penalty * said[token] + params.presence_penalty * bool(said[token])
         too_early = token in history.eos_token_ids and len(history.output_ids) < params.min_new_tokens
@@ -100,15 +101,22 @@ IDS = st.integers(0, 5)
     bad=st.lists(st.lists(IDS, min_size=1, max_size=3), max_size=4),
     bias=st.dictionaries(IDS, st.floats(-100, 100), max_size=4),
     numbers=st.tuples(st.floats(0.1, 10), st.floats(-2, 2), st.floats(-2, 2), st.integers(0, 8)),
+    window=st.none() | st.integers(1, 16),
 )
 def test_all_options_together_are_their_definition(
-    prompt: list[int], output: list[int], bad: list[list[int]], bias: dict[int, float], numbers: Any
+    prompt: list[int],
+    output: list[int],
+    bad: list[list[int]],
+    bias: dict[int, float],
+    numbers: Any,
+    window: int | None,
 ) -> None:
     """Guards against options that are right alone and wrong together, over histories nobody thought of."""
     repetition, presence, frequency, minimum = numbers
     params = SamplingParams.from_options(
         repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
         logit_bias=bias, bad_words_ids=bad, min_new_tokens=minimum,
+        penalty_window=None if repetition == 1 else window,
     )  # fmt: skip
     history = History(prompt, output, (4,))
     actual = process(torch.tensor([ROW], dtype=torch.float64), params, [history])[0]
@@ -123,6 +131,15 @@ def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
     ids = torch.tensor([[*history.prompt_ids, *history.output_ids] for history in histories])
     expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits.clone())  # type: ignore[arg-type]
     assert torch.equal(process(logits, SamplingParams(repetition_penalty=penalty), histories), expected)
+
+
+def test_the_penalty_forgets_what_is_older_than_its_window() -> None:
+    """Guards against a window that counts the answer alone, or is a token too long or too short."""
+    options = {"repetition_penalty": 2.0}
+    for window, penalised in ((1, {5}), (2, {3, 5}), (3, {0, 3, 5}), (4, {0, 1, 3, 5}), (99, {0, 1, 3, 5})):
+        values = processed(options | {"penalty_window": window}, [1, 0], [3, 5])
+        halved = [value / 2 if value > 0 else value * 2 for value in ROW]
+        assert values == [halved[token] if token in penalised else ROW[token] for token in range(6)], window
 
 
 def test_bad_words_equal_transformers_where_the_rules_coincide() -> None:

@@ -123,6 +123,8 @@ def test_every_option_reaches_the_engine(served: Served) -> None:
         ({"extra_body": {"top_k": 2}}, {"top_k": 2}),
         ({"extra_body": {"min_p": 0.9}}, {"min_p": 0.9}),
         ({"extra_body": {"repetition_penalty": 50.0}}, {"repetition_penalty": 50.0}),
+        ({"extra_body": {"repetition_penalty": 50.0, "penalty_window": 30}},
+         {"repetition_penalty": 50.0, "penalty_window": 30}),
         ({"extra_body": {"bad_words": [chr(97 + index) for index in range(26)]}},
          {"bad_words": [chr(97 + index) for index in range(26)]}),
         ({"extra_body": {"stop_token_ids": [token]}}, {"eos_token_ids": (0, token)}),
