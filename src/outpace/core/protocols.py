@@ -25,7 +25,8 @@ class Needs:
     Attributes:
         top_k: ids of the k largest logits at every verified node and prompt position; 0 for none.
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
-            the embeddings, i the output of layer i - 1; the number of layers stands for the output of the final norm.
+            the embeddings, i the output of layer i - 1; the number of layers stands for the output of the final norm,
+            one more for its input.
         prices: nodes of a tree at most where rounds have prices of time (`DraftRequest.prices`); 0 follows none.
         whole_trees: it learns from nodes that cannot be accepted, so that none is cut for a grammar.
     """

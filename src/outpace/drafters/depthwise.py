@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Frontier
+from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Stream
 from outpace.drafters.best import best_ids
 from outpace.sampling.scores import Best, Pool
@@ -57,6 +57,15 @@ class Depthwise:
     def guesses(self, count: int) -> Guesses:
         """What is scored at `count` nodes of this depth."""
         return Guesses(self.logits[self.depth].expand(count, -1))
+
+
+def depthwise_candidates(
+    drafts: Sequence[Depthwise | None], frontier: Frontier, width: int, noise: bool = True
+) -> Candidates:
+    """Candidates of one level of all requests' trees, whose drafts were made at its first level."""
+    best = expand_depthwise([draft for draft in drafts if draft is not None], frontier, width, noise)
+    is_first = frontier.parents[0] < 0
+    return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
 
 
 def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True) -> Best:

@@ -123,7 +123,6 @@ class CompiledLayers:
         kv: SlotKV,
         taps: Iterable[int] = (),
         embeddings: Tensor | None = None,
-        raw: Tensor | None = None,
     ) -> dict[int, Tensor]:
         """Replace embeddings by final hidden states, in place; keys and values are written to the slots.
 
@@ -134,21 +133,18 @@ class CompiledLayers:
             kv: their slots.
             taps: as in `models.packed.tapped`.
             embeddings: [T, H] float32, which layers with `Norms.embedding` read in front of the rows.
-            raw: [T, H] float32, receives the hidden states before the last norm.
 
         Returns:
             By tap, [T, H] float32.
         """
         wanted = {tap: torch.empty_like(rows) for tap in taps}
-        places = structs.array(ctypes.c_void_p, self.decoder.count + 1)(
-            *(wanted[tap].data_ptr() if tap in wanted else None for tap in range(self.decoder.count + 1))
-        )
+        *places, raw = (wanted[tap].data_ptr() if tap in wanted else None for tap in range(self.decoder.count + 2))
         one, kept = _pass_of(rows, positions, segments, kv)
-        one.taps = places
+        one.taps = (table := structs.array(ctypes.c_void_p, len(places))(*places))
         one.embeddings = None if embeddings is None else embeddings.data_ptr()
-        one.raw = None if raw is None else raw.data_ptr()
+        one.raw = raw
         call("run", ctypes.byref(self.decoder), ctypes.byref(one), threads())
-        del kept
+        del kept, table
         return wanted
 
     def file_context(

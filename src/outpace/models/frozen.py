@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Topology
+from outpace.lib.errors import InvalidRequest
+from outpace.models.native import norm_factors
 from outpace.models.packed import PackedModel, PassPart
 
 
@@ -38,6 +40,19 @@ class FrozenTarget:
     def head(self) -> Tensor:
         """[V, H] of the LM head."""
         return self._model.head.weight
+
+    @property
+    def final_norm(self) -> tuple[Tensor, float]:
+        """Factors [H] float32 and epsilon of the norm before the LM head.
+
+        Raises:
+            InvalidRequest: it is no RMSNorm.
+        """
+        norm, eps = getattr(self.decoder, "norm", None), getattr(self.config, "rms_norm_eps", None)
+        factors = norm_factors(norm)
+        if eps is None or factors is None:
+            raise InvalidRequest(f"chained heads need a target with RMSNorm, and this one has {type(norm).__name__}")
+        return factors, eps
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embeddings [..., H] of ids [...], as the target's first layer receives them."""

@@ -65,7 +65,7 @@ class NativeDecoder:
         self.layers = CompiledLayers(
             [self._layer(decoder, config, layer, settings[index], kept) for index, layer in enumerate(layers)],
             kept,
-            last_norm=kept.address(_factors(last)),
+            last_norm=kept.address(norm_factors(last)),
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
@@ -103,7 +103,7 @@ class NativeDecoder:
             names = _NORMS["llama" if hasattr(layer, "input_layernorm") else "olmo2"]
         attention = layer.self_attn
         of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        norms = Norms(*(_factors(norm) for norm in (*(getattr(layer, name, None) for name in names), *of_heads)))
+        norms = Norms(*(norm_factors(norm) for norm in (*(getattr(layer, name, None) for name in names), *of_heads)))
         rotations = self._rotations(decoder, config, attention)
         return layer_of(attention, layer.mlp, norms, rotations, sight_of(settings), kept)
 
@@ -119,7 +119,7 @@ class NativeDecoder:
         return self._tables[kind]
 
 
-def _factors(norm: Any) -> Tensor | None:
+def norm_factors(norm: Any) -> Tensor | None:
     """The factors of a norm in float32; None without a norm, or without factors."""
     if norm is None or not hasattr(norm, "weight"):
         return None

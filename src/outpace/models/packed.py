@@ -87,7 +87,7 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
     Args:
         decoder: a transformers decoder.
         taps: 0 for the input of the first layer, i for the output of layer i - 1; the number of layers for the input
-            of the LM head, after the final norm.
+            of the LM head, after the final norm, and one more for what that norm reads.
 
     Raises:
         InvalidRequest: a tap that the decoder does not have.
@@ -104,10 +104,15 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
             def after(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
                 features[tap] = output.last_hidden_state[0]
 
+            def last(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
+                features[tap] = (output[0] if isinstance(output, tuple) else output)[0]
+
             if tap < len(layers):
                 hooks.callback(layers[tap].register_forward_pre_hook(before, with_kwargs=True).remove)
-            else:
+            elif tap == len(layers):
                 hooks.callback(decoder.register_forward_hook(after).remove)
+            else:
+                hooks.callback(layers[-1].register_forward_hook(last).remove)
         yield features
 
 
@@ -115,11 +120,11 @@ def check_tap(tap: int, layers: int) -> None:
     """Check the number of a hidden state.
 
     Raises:
-        InvalidRequest: not from 0 to the number of layers.
+        InvalidRequest: not from 0 to the number of layers and one.
     """
-    if not 0 <= tap <= layers:
+    if not 0 <= tap <= layers + 1:
         raise InvalidRequest(
-            f"tap {tap}: the target has hidden states 0 to {layers}, the last one is the input of its LM head"
+            f"tap {tap}: the target has hidden states 0 to {layers + 1}, the last two after and before its final norm"
         )
 
 
@@ -351,7 +356,7 @@ class PackedModel:
         # Slots of its own: rounding of keys and values would hide what is compared.
         kv = self._slots(slots=1, capacity=count, key_dtype=self.dtype, value_dtype=self.dtype)
         segments, positions = self._segments([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)], kv)
-        taps = range(len(layers_of(self.decoder)[1]) + 1)
+        taps = range(len(layers_of(self.decoder)[1]) + 2)
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
         settings = [cache.settings[layer] for layer in sorted(cache.settings)]

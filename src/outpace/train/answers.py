@@ -184,8 +184,8 @@ def taps_of(text: str, layers: int) -> tuple[int, ...]:
         InvalidRequest: something else, or a state that a target of so many layers does not have.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) <= layers for part in parts) or len(set(parts)) < len(parts):
-        raise InvalidRequest(f"taps={text!r}: give different whole numbers from 0 to {layers}, as in 1,12,{layers}")
+    if not all(part.isdecimal() and int(part) <= layers + 1 for part in parts) or len(set(parts)) < len(parts):
+        raise InvalidRequest(f"taps={text!r}: give different whole numbers from 0 to {layers + 1}, as in 1,12,{layers}")
     return tuple(map(int, parts))
 
 

@@ -10,7 +10,7 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.ngrams import Continuity, ContinuousDraft
-from outpace.drafters.depthwise import Depthwise, expand_depthwise
+from outpace.drafters.depthwise import Depthwise, depthwise_candidates
 from outpace.drafters.net_slots import Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of
@@ -58,14 +58,11 @@ class DartSource(PairSource[DartState]):
 
     def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]
-        is_first = frontier.parents[0] < 0
-        if is_first:
+        if frontier.parents[0] < 0:
             logits = self._logits(self._run(members, self._unwritten(members), self._masks))  # [R * D, V]
             for state, own in zip(members, logits.unflatten(0, (len(members), -1)), strict=True):
                 state.draft = self._draft(state.asked, own)
-        drafts = [state.draft for state in members if state.draft is not None]
-        best = expand_depthwise(drafts, frontier, width, self._noise)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+        return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
 
     def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
         if self._continuity is None:

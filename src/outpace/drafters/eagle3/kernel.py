@@ -42,11 +42,11 @@ class CompiledFusion:
 
     def run(self, embeddings: Tensor, states: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         """As `Eagle3Net.forward`, of the parts' fresh rows."""
-        rows, raw = states.to(torch.float32, copy=True), torch.empty(states.shape)
+        rows, before_norm = states.to(torch.float32, copy=True), self.layers.decoder.count + 1
         where = self._slots.positions(parts), self._slots.segments(parts), self._slots.kv
-        self.layers.run(rows, *where, embeddings=embeddings.float().contiguous(), raw=raw)
+        tapped = self.layers.run(rows, *where, (before_norm,), embeddings.float().contiguous())
         hidden = rows.to(self._dtype)
-        return (hidden if self._hands_on_normed else raw.to(self._dtype)), hidden
+        return (hidden if self._hands_on_normed else tapped[before_norm].to(self._dtype)), hidden
 
 
 @torch.inference_mode()

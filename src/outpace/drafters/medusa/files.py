@@ -1,11 +1,13 @@
 """Public layouts of Medusa checkpoints, recognised by their names of tensors.
 
-    who       blocks                       vocabulary layers           config.json
-    authors   {head}.{layer}.linear.*      {head}.{layers}.weight      medusa_num_heads, medusa_num_layers
-    vLLM      blocks.{head}.layers.{i}.*   lm_heads.{head}.weight, or  num_heads, num_hidden_layers, hidden_size,
-                                           one lm_head.weight for all  vocab_size, truncated_vocab_size
+    who         blocks                       vocabulary layers           config.json
+    authors     {head}.{layer}.linear.*      {head}.{layers}.weight      medusa_num_heads, medusa_num_layers
+    vLLM        blocks.{head}.layers.{i}.*   lm_heads.{head}.weight, or  num_heads, num_hidden_layers, hidden_size,
+                                             one lm_head.weight for all  vocab_size, truncated_vocab_size
+    TokenSwift  medusa_layers.{head}.linear.weight, .input_layernorm.weight and .post_layernorm.weight
 
-The authors' config states no sizes; they are read off the weights.
+The authors' config states no sizes; they are read off the weights. TokenSwift's authors write their heads into the
+target's file; here they are a file of their own, with the fields medusa_num_heads, vocab_size and rms_norm_eps.
 """
 
 import re
@@ -20,6 +22,9 @@ from outpace.drafters.kind import ROWS, Random
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, filled
 from outpace.lib.errors import ModelError
+
+_CHAINED = {"linear": "linear", "norm": "input_layernorm", "out_norm": "post_layernorm"}
+"""Our names of a chained head's parts, and TokenSwift's."""
 
 
 def is_medusa(config: Mapping[str, Any]) -> bool:
@@ -41,7 +46,10 @@ def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
         raise ModelError(f"{name}: holds a tensor twice, with and without the prefix 'medusa_head.'")
     vllm = any(key.startswith("blocks.") for key in bare)
     layers = fields.count("num_hidden_layers" if vllm else "medusa_num_layers", 1)
-    tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
+    if any("medusa_layers." in key for key in bare):
+        tensors = _from_tokenswift(bare)
+    else:
+        tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
     heads = _count_heads(fields, tensors, name)
     config = _config(fields, tensors, heads, layers)
     _check_map(tensors.get("token_map"), config, name)
@@ -69,6 +77,16 @@ def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     return tensors
 
 
+def _from_tokenswift(bare: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    ours = {theirs: own for own, theirs in _CHAINED.items()}
+    pattern = re.compile(rf"(?:model\.)?medusa_layers\.(\d+)\.({'|'.join(ours)})\.weight")
+
+    def named(found: re.Match[str]) -> str:
+        return f"heads.{found[1]}.{ours[found[2]]}.weight"
+
+    return {pattern.sub(named, key): tensor for key, tensor in bare.items()}
+
+
 def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
     shared = flag("original_lm_head", fields)
     tensors = {}
@@ -87,7 +105,7 @@ def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
 
 
 def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: int) -> MedusaConfig:
-    own, block = _any(tensors, "lm_head.weight"), _any(tensors, "blocks.0.weight")
+    own, block = _any(tensors, "lm_head.weight"), _any(tensors, r"(?:blocks\.0|linear)\.weight")
     kind: HeadKind = "own" if own is not None else "shared" if "lm_head.weight" in tensors else "target"
     vocabulary = fields.count("vocab_size", None if own is None else own.shape[0])
     values = {
@@ -99,6 +117,8 @@ def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: i
         "bias": any(key.endswith(".bias") for key in tensors),
         "head": kind,
     }
+    if any(key.endswith(".out_norm.weight") for key in tensors):
+        values |= {"chained": True, "rms_eps": fields.need("rms_norm_eps")}
     return build(MedusaConfig, values, fields.where)
 
 
@@ -124,7 +144,8 @@ def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> Non
 def export_medusa(
     net: MedusaNet, layout: str, target: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor], str]:
-    """Config, tensors and the file's name in a public layout: "authors" (also text-generation-inference), or "vllm"."""
+    """Config, tensors and the file's name in a public layout: "authors" (also text-generation-inference; of chained
+    heads TokenSwift's), or "vllm"."""
     config, state = net.config, dict(net.state_dict())
     if layout == "authors" and (config.head == "shared" or net.token_map is not None):
         raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
@@ -133,6 +154,7 @@ def export_medusa(
     sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if layout == "authors":
         fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
+        fields |= {"rms_norm_eps": config.rms_eps} if config.chained else {}
         return fields, {_to_authors(key, config): state[key] for key in state}, MEDUSA_WEIGHTS
     fields = sizes | {
         "architectures": ["MedusaModel"],
@@ -147,6 +169,9 @@ def export_medusa(
 
 
 def _to_authors(key: str, config: MedusaConfig) -> str:
+    if config.chained:
+        _, head, part, kind = key.split(".")
+        return f"medusa_layers.{head}.{_CHAINED[part]}.{kind}"
     key = re.sub(r"^heads\.(\d+)\.lm_head\.", rf"\1.{config.layers}.", key)
     return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"\1.\2.linear.", key)
 

@@ -1,10 +1,11 @@
-"""Medusa's training: heads on a target that stays as it is ("Medusa-1", arXiv 2401.10774, section 2.2.1)."""
+"""Medusa's training: heads on a target that stays as it is ("Medusa-1", arXiv 2401.10774, section 2.2.1); so are
+TokenSwift's chained heads trained (arXiv 2502.18890)."""
 
 from collections.abc import Mapping
 from functools import partial
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.drafters.kind import Training
@@ -28,6 +29,17 @@ class MedusaNetSettings(Section):
         "target at first; or the target's (target, not trained). A trained one takes 16 bytes per weight: five of 152k "
         "ids and width 4096 are 50 GB.",
     )
+    chained: bool = Field(
+        default=False,
+        description="TokenSwift's heads, for the method tokenswift: each continues the one before, with layers=1 and "
+        "head=target; its authors train heads=3.",
+    )
+
+    @model_validator(mode="after")
+    def _check_chained(self) -> "MedusaNetSettings":
+        if self.chained and (self.layers, self.head) != (1, "target"):
+            raise ValueError(f"chained=true needs layers=1 and head=target, not {self.layers} and {self.head}")
+        return self
 
 
 class MedusaObjectiveSettings(Section):
@@ -46,7 +58,7 @@ class MedusaObjective(Objective):
     net: MedusaNet
 
     def __init__(self, net: MedusaNet, target: FrozenTarget, settings: MedusaObjectiveSettings) -> None:
-        super().__init__(net, target, (target.layers,), net.config.heads)
+        super().__init__(net, target, (net.config.tap(target.layers),), net.config.heads)
         self.settings = settings
 
     @property
@@ -58,17 +70,19 @@ class MedusaObjective(Objective):
         states, truth, own = self._rows(batch, anchors)
         weights = self.settings.decay ** torch.arange(self.depth, device=own.device, dtype=torch.float32)  # [depth]
         parts = []
-        for at, head in enumerate(self.net.heads):
+        hidden = self.net(states)  # [A, depth, H]
+        for at in range(self.depth):
             right = truth[own[:, at], at]  # [R]
             losses = partial(self._cross_entropies, at)
-            parts.append(summed(losses, (head(states[own[:, at]]), right, weights[at].expand(len(right)))))
+            parts.append(summed(losses, (hidden[own[:, at], at], right, weights[at].expand(len(right)))))
         shown = {f"head_{at + 1}": part.detach() for at, part in enumerate(parts)}
         return {"loss": torch.stack(parts).sum(), "weight": (own * weights).sum(), **shown}
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
         states, truth, own = self._rows(batch, anchors)
-        guesses = [self._logits(at, head(states)).argmax(dim=-1) for at, head in enumerate(self.net.heads)]
+        hidden = self.net(states).unbind(1)
+        guesses = [self._logits(at, rows).argmax(dim=-1) for at, rows in enumerate(hidden)]
         return (torch.stack(guesses, dim=1) == truth) & own
 
     def _rows(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +106,12 @@ def build_medusa(
     net: MedusaNetSettings, objective: MedusaObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> MedusaObjective:
     """New heads for a target, as `build_eagle3`. They start from the target's prediction, as the authors' do: residual
-    blocks of zeros and its vocabulary layer. No weight is random and no fact of the data is used."""
+    blocks of zeros, its vocabulary layer and its final norm. No weight is random and no fact of the data is used.
+
+    Raises:
+        InvalidRequest: chained heads for a target whose final norm is another one.
+    """
+    norm, eps = target.final_norm if net.chained else (None, MedusaConfig.model_fields["rms_eps"].default)
     config = MedusaConfig(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
@@ -100,11 +119,20 @@ def build_medusa(
         heads=net.heads,
         layers=net.layers,
         head=net.head,
+        bias=not net.chained,
+        chained=net.chained,
+        rms_eps=eps,
     )
     heads = MedusaNet(config).to(target.device)
     with torch.no_grad():
         for name, weight in heads.named_parameters():
-            weight.copy_(target.head if name.endswith("lm_head.weight") else torch.zeros_like(weight))
+            if name.endswith("out_norm.weight"):
+                assert norm is not None
+                weight.copy_(norm)
+            elif name.endswith(".norm.weight"):
+                weight.fill_(1.0)
+            else:
+                weight.copy_(target.head if name.endswith("lm_head.weight") else torch.zeros_like(weight))
     return MedusaObjective(heads.requires_grad_(), target, objective)
 
 

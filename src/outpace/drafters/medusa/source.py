@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.drafters.depthwise import Depthwise, expand_depthwise
+from outpace.drafters.depthwise import Depthwise, depthwise_candidates
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
 from outpace.models.head import LmHead, SubsetHead
@@ -16,8 +16,8 @@ from outpace.models.head import LmHead, SubsetHead
 
 @dataclass(eq=False)
 class MedusaState:
-    """One request in a set of Medusa heads. `hidden`: [1, H] what the target's LM head read to choose the pending
-    token; None if it is not known."""
+    """One request in a set of Medusa heads. `hidden`: [1, H] the state from which the target chose the pending token;
+    None if it is not known."""
 
     hidden: Tensor | None = None
     request: DraftRequest | None = None
@@ -33,7 +33,7 @@ class MedusaSource(BaseSource):
 
     Args:
         head: the target's, which heads without a vocabulary layer of their own are scored by, cap included.
-        layers: of the target; the tap of what its LM head reads.
+        layers: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the heads have.
     """
@@ -42,7 +42,7 @@ class MedusaSource(BaseSource):
         self, net: MedusaNet, head: LmHead, layers: int, noise: bool = True, vocabulary: Tensor | None = None
     ) -> None:
         self.net, self._noise = net, noise
-        self.needs = Needs(taps=(layers,))
+        self.needs = Needs(taps=(net.config.tap(layers),))
         self._scorers: list[LmHead | SubsetHead]  # one per head, or one for all
         if net.config.head == "target":
             self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
@@ -80,24 +80,21 @@ class MedusaSource(BaseSource):
 
     def expand(self, states: Sequence[MedusaState], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]
-        is_first = frontier.parents[0] < 0
-        if is_first:
+        if frontier.parents[0] < 0:
             self._guess(members)
-        drafts = [state.draft for state in members if state.draft is not None]
-        best = expand_depthwise(drafts, frontier, width, self._noise)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+        return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
 
     @torch.inference_mode()
     def _guess(self, states: Sequence[MedusaState]) -> None:
         """One pass of all heads over the last rows of all requests."""
         rows = torch.cat([state.hidden for state in states if state.hidden is not None])  # [R, H]
-        logits = self._logits(self.net(rows))  # [R, D, V]
-        for state, own in zip(states, logits, strict=True):
+        for state, own in zip(states, self.scores(rows), strict=True):
             assert state.request is not None, "begin() comes before expand()"
             state.draft = Depthwise(state.request, own)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """[R, D, V] float32 logits in the target's ids of what the vocabulary layers read, [R, D, H]."""
+    def scores(self, states: Tensor) -> Tensor:
+        """[R, D, V] float32 logits of all heads, in the target's ids, from the target's hidden states [R, H]."""
+        hidden = self.net(states)  # [R, D, H]
         if len(self._scorers) == 1:
             scores = self._scorers[0].scores(hidden.flatten(0, 1))  # [R * D, V]
             return scores.view(*hidden.shape[:2], -1)

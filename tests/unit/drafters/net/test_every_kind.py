@@ -48,7 +48,7 @@ WRITTEN: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("eagle3", "midlayer"): EAGLES,
     ("eagle3", "speculators"): EAGLES + SPECIAL,
     ("lattice", "lattice"): [{}, SLIDING, {"candidates": 3}],
-    ("medusa", "authors"): [VARIANTS[at] for at in (0, 1, 4)],
+    ("medusa", "authors"): [VARIANTS[at] for at in (0, 1, 4, 5)],
     ("medusa", "vllm"): VARIANTS[:4],
 }
 

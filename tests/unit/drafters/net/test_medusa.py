@@ -25,15 +25,16 @@ VARIANTS: list[dict[str, Any]] = [
     {"head": "shared", "draft_vocab_size": 20},
     {"draft_vocab_size": 20, "heads": 1},
     {"head": "target"},
+    {"head": "target", "bias": False, "chained": True, "rms_eps": 1e-3},
 ]
-IDS = ["plain", "layers", "shared", "reduced", "target"]
+IDS = ["plain", "layers", "shared", "reduced", "target", "chained"]
 
 
 def medusa(dtype: torch.dtype = torch.float64, **changes: Any) -> MedusaNet:
     return randomise(MedusaNet(MedusaConfig(**{**SIZES, **changes})), dtype)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=IDS)
+@pytest.mark.parametrize("changes", VARIANTS[:5], ids=IDS[:5])
 @torch.inference_mode()
 def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
     """Guards against blocks chained across heads, a bias left out, and one head's vocabulary layer used for all."""
@@ -52,6 +53,23 @@ def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
         assert relative(found, np.stack(exact, axis=1)) < tolerance
 
 
+@torch.inference_mode()
+def test_chained_heads_match_the_equation() -> None:
+    """Guards against heads that read the first state or a normed one, and norms that are left out or exchanged."""
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        net, states = medusa(dtype, **VARIANTS[5]), rows(6, 16, seed=1, dtype=dtype) * 9
+        w, exact, x = reference.weights_of(net), [], states.double().numpy()
+
+        def normed(rows: Any, factors: Any) -> Any:
+            return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-3) * factors
+
+        for head in range(net.config.heads):
+            x = x + normed(x, w[f"heads.{head}.norm.weight"]) @ w[f"heads.{head}.linear.weight"].T
+            exact.append(normed(x, w[f"heads.{head}.out_norm.weight"]))
+        assert relative(net(states), np.stack(exact, axis=1)) < tolerance
+    assert [medusa(**changes).config.tap(30) for changes in VARIANTS[4:]] == [30, 31]
+
+
 def test_a_reduced_vocabulary_maps_by_a_list_of_ids() -> None:
     """Guards against Medusa's token_map read as offsets, which EAGLE-3's d2t is."""
     ids = torch.tensor([[0, 19], [3, 4]])
@@ -66,6 +84,9 @@ def test_heads_without_a_vocabulary_layer_say_so() -> None:
         net.logits(net(rows(2, 16)))
     with pytest.raises(ValidationError, match=r"draft_vocab_size=20 does not go with .* vocab_size=50"):
         MedusaConfig(**{**SIZES, "head": "target", "draft_vocab_size": 20})
+    for other in ({"head": "own"}, {"layers": 2}, {"bias": True}):
+        with pytest.raises(ValidationError, match=r"chained=True needs head='target', layers=1 and bias=False; found"):
+            MedusaConfig(**{**SIZES, **VARIANTS[5], **other})
 
 
 def test_names_are_those_of_the_layouts(tmp_path: Path) -> None:
@@ -81,6 +102,14 @@ def test_names_are_those_of_the_layouts(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "vllm").tensors.keys() == {"blocks.0.layers.0.weight", "lm_heads.0.weight"}
     config = json.loads((tmp_path / "vllm" / "config.json").read_text())
     assert (config["num_heads"], config["num_hidden_layers"], config["medusa_fc_bias"]) == (1, 1, False)
+    write_net(medusa(**VARIANTS[5] | {"heads": 1}), tmp_path / "chained", "authors")
+    chained = read_checkpoint(tmp_path / "chained")
+    parts = ("linear", "input_layernorm", "post_layernorm")
+    assert chained.tensors.keys() == {f"medusa_layers.0.{part}.weight" for part in parts}
+    whole = {f"model.{name}": tensor for name, tensor in chained.tensors.items()}  # as in the authors' files
+    assert read_medusa(replace(chained, tensors=whole)).config == medusa(**VARIANTS[5] | {"heads": 1}).config
+    with pytest.raises(ModelError, match="rms_norm_eps is missing"):
+        read_medusa(replace(chained, config={**chained.config, "rms_norm_eps": None}))
     for changes, layout in ((VARIANTS[2], "authors"), (VARIANTS[3], "authors"), (VARIANTS[4], "vllm")):
         with pytest.raises(ModelError, match="layout="):
             write_net(medusa(**changes), tmp_path / "refused", layout)

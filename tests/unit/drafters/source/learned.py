@@ -73,6 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
     "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
     "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
+    "medusa-chained": {"draft_vocab_size": VOCAB, "head": "target", "bias": False, "chained": True},
     "medusa-subset": {"draft_vocab_size": 60, "head": "own"},
     "dflash-subset": {},
     "domino-subset": {"shift_label": True, "pure_draft_prefix_len": 1},

@@ -2,23 +2,30 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from outpace.drafters.medusa.net import HeadKind, MedusaHead
 from outpace.drafters.medusa.objective import MedusaNetSettings, MedusaObjective, MedusaObjectiveSettings, build_medusa
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.training.batch import Batch, all_anchors, collate
+from outpace.lib.errors import InvalidRequest
+from outpace.models.frozen import FrozenTarget
 from outpace.train.trainer import simulate
 from tests.unit.drafters.training import pairs, tiny
+from tests.unit.models.tiny import tiny_config, tiny_target
 
 KINDS: tuple[HeadKind, ...] = ("own", "shared", "target")
 
 
-def fresh(head: HeadKind = "own", heads: int = 5, layers: int = 1, decay: float = 0.8) -> MedusaObjective:
-    net = MedusaNetSettings(heads=heads, layers=layers, head=head)
+def fresh(
+    head: HeadKind = "own", heads: int = 5, layers: int = 1, decay: float = 0.8, chained: bool = False
+) -> MedusaObjective:
+    net = MedusaNetSettings(heads=heads, layers=layers, head=head, chained=chained)
     return build_medusa(net, MedusaObjectiveSettings(decay=decay), tiny.frozen(), tiny.facts(), 0)
 
 
@@ -118,6 +125,26 @@ def test_simulated_rounds_are_the_engines(head: HeadKind) -> None:
     source = MedusaSource(objective.net.requires_grad_(False), tiny.target().head, 3)
     pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
     objective.net.requires_grad_(True)
+
+
+def test_chained_heads_start_from_the_targets_own_head_and_learn(tmp_path: Path) -> None:
+    """Guards against chained heads that read the state after the final norm, start from other factors of that norm,
+    cannot learn, lose a weight on disk, or draft something else in the engine."""
+    objective = fresh("target", chained=True)
+    (batch,) = tiny.batches((4, 3), tiny.HELD_OUT, held_out=True)
+    before, after = batch.features.chunk(2, dim=-1)
+    hidden = objective.net(before[batch.mask])  # [R, heads, H]
+    torch.testing.assert_close(hidden, after[batch.mask][:, None].expand_as(hidden), atol=1e-5, rtol=1e-5)
+    tiny.train(objective, 20, 1e-2)
+    assert pairs.played(objective).tokens_per_step > pairs.played(fresh("target", chained=True)).tokens_per_step + 0.1
+    source = MedusaSource(objective.net.requires_grad_(False), tiny.target().head, 3)
+    pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
+    pairs.assert_file_says_the_same(objective, tmp_path)
+    with pytest.raises(ValidationError, match="chained=true needs layers=1 and head=target, not 1 and own"):
+        MedusaNetSettings(chained=True)
+    normed = FrozenTarget(tiny_target(tiny_config("gpt_neox")))
+    with pytest.raises(InvalidRequest, match="chained heads need a target with RMSNorm"):
+        build_medusa(MedusaNetSettings(head="target", chained=True), MedusaObjectiveSettings(), normed, tiny.facts(), 0)
 
 
 def test_a_first_token_without_a_prompt_is_never_right() -> None:
