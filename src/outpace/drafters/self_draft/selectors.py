@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from outpace.cache.passes import Watch
 from outpace.cache.slots import SINKS, AttentionSettings, Segment
 from outpace.models.packed import PackedModel, PassPart
 
@@ -15,15 +16,17 @@ OBSERVED = 32
 """Last positions of a prompt whose attention selects, and which are kept themselves (SnapKV, arXiv 2404.14469)."""
 CHUNK = 8
 """Rows that are selected together by their mean key."""
+TOKEN_SINKS = 16
+"""First rows that TokenSwift keeps."""
 _POOLED = 5  # neighbours that a position shares its attention with
 
 
 class RowSelector(Protocol):
     """`select` is called once, when a prompt has been written; `view` in every round, with what `select` returned."""
 
-    def select(self, slot: int, prompt: Sequence[int]) -> Tensor | None: ...
+    def select(self, slot: int, prompt: Sequence[int]) -> Any: ...
 
-    def view(self, slot: int, selected: Tensor | None) -> Tensor | None:
+    def view(self, slot: int, selected: Any) -> Tensor | None:
         """The committed rows that are seen, as of `Segment`; None for all."""
 
 
@@ -56,20 +59,14 @@ class OfPrompt(ABC):
     def select(self, slot: int, prompt: Sequence[int]) -> Tensor | None:
         """[layers, kv_heads, <= keep] int32 rows of a slot whose prompt is written, ascending, the prompt's last one
         among them; None for all."""
-        length, before = len(prompt), len(prompt) - self.observed
-        if length <= self.keep:
+        if len(prompt) <= self.keep:
             return None
         selected: list[Tensor] = []
 
         def choose(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> None:
             selected.append(self._chosen(query, segments[0], settings).int())
 
-        # The last positions once more, as scratch rows: a pass of the engine hands out no queries.
-        causal = torch.ones(self.observed, self.observed, dtype=torch.bool).tril()
-        offsets = torch.arange(before, length) - self.model.kv.lengths[slot]
-        seen = torch.arange(before, dtype=torch.int32)[None, None]
-        part = PassPart(slot, torch.tensor(prompt[before:]), offsets, causal, is_prompt=True, view=seen)
-        self.model.run_watched([part], choose)
+        watch_last(self.model, slot, prompt, self.observed, choose)
         return torch.stack(selected)
 
     @abstractmethod
@@ -128,6 +125,75 @@ class Chunks(OfPrompt):
         chunks = torch.nn.functional.pad(best, (1, 0))  # [kv_heads, keep / CHUNK - 1], the first chunk in front
         rows = (chunks[..., None] * CHUNK + torch.arange(CHUNK)).flatten(1)
         return torch.cat([rows, torch.arange(whole, length).expand(len(rows), -1)], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSelection:
+    """Rows of the first `length` of a slot: `rows` [layers, kv_heads, keep] int32, ascending, and `ranks` of the same
+    shape, 0 for the one that is given up last."""
+
+    rows: Tensor
+    ranks: Tensor
+    length: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The first TOKEN_SINKS rows and those whose keys have the largest products with the last position's query, `keep`
+    of each layer and key head; then each new row takes the place of the worst one (TokenSwift, arXiv 2502.18890).
+
+    Products are summed over the query heads of a key head, without scale, cap or softmax.
+    """
+
+    model: PackedModel
+    keep: int
+
+    def select(self, slot: int, prompt: Sequence[int]) -> TokenSelection | None:
+        """What is kept of a slot whose rows are those of the ids `prompt`; None for all."""
+        if len(prompt) <= self.keep:
+            return None
+        rows: list[Tensor] = []
+        ranks: list[Tensor] = []
+
+        def choose(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> None:
+            keys, values, bias = segments[0].seen(settings.layer, settings.window)
+            summed = query.float().reshape(len(keys), -1, query.shape[-1]).sum(1)  # [kv_heads, head_dim]
+            products = (keys[:, : values.shape[1]].float() @ summed[..., None])[..., 0]  # [kv_heads, L]
+            if bias is not None:
+                products += bias.flatten(1)
+            products[:, :TOKEN_SINKS] = torch.inf
+            best = products.topk(self.keep, dim=-1).indices.sort(-1)
+            rows.append(best.values.int())
+            ranks.append(best.indices)
+
+        watch_last(self.model, slot, prompt, 1, choose)
+        return TokenSelection(torch.stack(rows), torch.stack(ranks), len(prompt))
+
+    def is_spent(self, slot: int, selected: TokenSelection | None) -> bool:
+        """Whether new rows have taken every place but those of the first ones, or selected rows are gone."""
+        length = self.model.kv.lengths[slot]
+        if selected is None:
+            return length > self.keep
+        return not selected.length <= length <= selected.length + self.keep - TOKEN_SINKS
+
+    def view(self, slot: int, selected: TokenSelection | None) -> Tensor | None:
+        if selected is None:
+            return None
+        new = torch.arange(selected.length, self.model.kv.lengths[slot], dtype=torch.int32)
+        left = self.keep - len(new)
+        kept = selected.rows[selected.ranks < left].view(*selected.rows.shape[:2], left)
+        return torch.cat([kept, new.expand(*kept.shape[:2], -1)], dim=-1)
+
+
+def watch_last(model: PackedModel, slot: int, ids: Sequence[int], count: int, watch: Watch) -> None:
+    """Show the queries of the last `count` of a slot's ids, all of which are written. They are computed once more, as
+    scratch rows: a pass of the engine hands out no queries."""
+    before, length = len(ids) - count, len(ids)
+    causal = torch.ones(count, count, dtype=torch.bool).tril()
+    offsets = torch.arange(before, length) - model.kv.lengths[slot]
+    seen = torch.arange(before, dtype=torch.int32)[None, None]
+    part = PassPart(slot, torch.tensor(ids[before:]), offsets, causal, is_prompt=True, view=seen)
+    model.run_watched([part], watch)
 
 
 def attention_of(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:

@@ -17,12 +17,12 @@ from outpace.models.packed import PackedModel
 
 @dataclass(eq=False)
 class SelfState(SlotState):
-    """One request in its own slot of the target. `selected`: of the prompt, whose length is `prompt`; 0 before there is
-    any selection."""
+    """One request in its own slot of the target. `selected`: what its selector selected; `prompt`: the length of the
+    prompt that it was selected for, 0 for none."""
 
     scratch: Scratch = field(default_factory=Scratch)
     prompt: int = 0
-    selected: Tensor | None = None
+    selected: Any = None
     view: Tensor | None = None
 
 
@@ -64,7 +64,7 @@ class SelfDraft(LanguageModelSource):
             for state, request in zip(states, requests, strict=True):
                 prompt = request.stream.prompt_length
                 if state.prompt != prompt:
-                    state.selected, state.prompt = self.selector.select(state.slot, request.ids[:prompt]), prompt
+                    state.selected, state.prompt = self.selector.select(state.slot, request.ids[:-1]), prompt
                 state.view = self.selector.view(state.slot, state.selected)
         limits = super().begin(states, requests)
         if self._drafts_whole:
