@@ -36,6 +36,7 @@ from outpace.drafters.medusa import methods as medusa
 from outpace.drafters.medusa.files import export_medusa, is_medusa, probe_medusa, read_medusa
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.drafters.tokenswift import methods as tokenswift
 from outpace.lib.checkpoint import write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.plugins import plugins
@@ -154,7 +155,7 @@ _ROWS = (
         read=read_medusa,
         layouts=_layouts(export_medusa, "authors", "vllm"),
         probe=probe_medusa,
-        methods=medusa.METHODS,
+        methods={**medusa.METHODS, **tokenswift.METHODS},
         objective=_objective("medusa"),
     ),
     DrafterKind(

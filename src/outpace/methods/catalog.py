@@ -81,6 +81,9 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "dart": {"budget": 60, **_LIKELIEST},
         # Medusa: the tree of 63 nodes. Its typical acceptance changes the output, and is left out.
         "medusa": {"budget": 63, **_LIKELIEST},
+        # TokenSwift (arXiv 2502.18890): [1, 3, 3, 3], which are 40 nodes, and 60 retrieved ones.
+        # It states a contextual penalty, theta = 1.2 and W = 1024, which is the request's: penalty_window.
+        "tokenswift": {"budget": 100, **_LIKELIEST},
         # DFlash: the block, of 16 in Domino's and Graft's tables, is the drafter's, so that no budget is stated here.
         "dflash": {**_LIKELIEST},
         # Domino, 4.1: all ids are corrected, and the block [x_t, MASK, ...] drafts B - 1 tokens; the authors' code

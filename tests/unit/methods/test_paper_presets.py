@@ -45,6 +45,12 @@ TREES: dict[str, dict[str, Any]] = {
     "svip": {"budget": 40, "depth": 40, "entropy_threshold": 0.3, "vocabulary": "all"},
     "dart": {"budget": 60, "shape": "search", "breadth": 25, "beam": 20, "vocabulary": "all", "noise": False},
     "medusa": {"budget": 63, "shape": "template", "vocabulary": "all", "noise": False},
+    # Section 3: 1 + 3 + 9 + 27 drafted nodes, and 60 retrieved ones.
+    "tokenswift": {
+        "budget": 100, "shape": "fixed", "depth": 4, "root_breadth": 1, "breadth": 3, "min_path_prob": 0.0,
+        "prune": "expansion", "reserved": 0.6, "keep": 4096, "retrieve": "both", "context": 2, "vocabulary": "all",
+        "noise": False,
+    },
     "lookup": {"budget": 10},
     "recycle": {"budget": 80, "shape": "template", "context": 1, "warm": None},
     "lookahead": {"budget": 55},

@@ -84,6 +84,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
         "dart:shape=dynatree,budget=12",
         "medusa",
         "medusa:shape=beam,budget=12,depth=3,breadth=3",
+        "tokenswift:keep=17,budget=12",
         "dflash",
         "dflash:shape=beam,budget=12,depth=3,breadth=3",
         "domino",

@@ -78,7 +78,12 @@ class SelfDraftOptions(ModelOptions):
         return self
 
 
-def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
+def packed_target(context: BuildContext) -> PackedModel:
+    """The target of a method that drafts with its keys and values.
+
+    Raises:
+        InvalidRequest: it is no model of ours, or not on a CPU.
+    """
     target = context.target
     if not isinstance(target, PackedModel):
         raise InvalidRequest(
@@ -88,6 +93,11 @@ def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
         raise InvalidRequest(
             f"drafting with the target itself is for CPUs, and the model is on {context.device}; choose another method"
         )
+    return target
+
+
+def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
+    target = packed_target(context)
     kinds: dict[str, Callable[[PackedModel, int], RowSelector]] = {"window": Window, "snap": Snap, "chunks": Chunks}
     selector = None if options.select == "all" else kinds[options.select](target, options.keep)
     guesser = _guesser(options, context)

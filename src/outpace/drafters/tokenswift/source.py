@@ -1,0 +1,80 @@
+"""TokenSwift: the target and heads on it guess from a part of its keys and values (arXiv 2502.18890)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest
+from outpace.drafters.depthwise import Depthwise, depthwise_candidates
+from outpace.drafters.medusa.net import MedusaNet
+from outpace.drafters.medusa.source import MedusaSource
+from outpace.drafters.self_draft.selectors import Tokens
+from outpace.drafters.self_draft.source import SelfDraft, SelfState
+from outpace.models.packed import PackedModel, PassPart
+
+
+@dataclass(eq=False)
+class TokenSwiftState(SelfState):
+    """One request. `draft`: its guesses of this round."""
+
+    draft: Depthwise | None = None
+
+
+class TokenSwift(SelfDraft):
+    """One pass of the pending token through a view of the target's rows. The target's LM head guesses the next token,
+    and Medusa heads on the same state the ones after it; candidates of a depth are the same below every node.
+
+    Args:
+        target: the model.
+        net: the heads, chained ones in the paper.
+        selector: of the view.
+        noise, vocabulary: as of `LanguageModelSource`.
+    """
+
+    selector: Tokens
+
+    def __init__(
+        self,
+        target: PackedModel,
+        net: MedusaNet,
+        selector: Tokens,
+        noise: bool = True,
+        vocabulary: Tensor | None = None,
+    ) -> None:
+        super().__init__(target, selector, noise, vocabulary)
+        self._heads = MedusaSource(net, target.head, target.config.num_hidden_layers, noise, vocabulary)
+        (self._tap,) = self._heads.needs.taps
+
+    def open(self, slot: int, alone: bool = False) -> TokenSwiftState:
+        return TokenSwiftState(slot)
+
+    def begin(self, states: Sequence[SelfState], requests: Sequence[DraftRequest]) -> list[int]:
+        """As of `SelfDraft`; rows are selected anew, from all there are, once new ones have taken the budget."""
+        for state in states:
+            if self.selector.is_spent(state.slot, state.selected):
+                state.prompt = 0
+        limits = super().begin(states, requests)
+        return [min(limit, 1 + self._heads.net.config.heads) for limit in limits]
+
+    def expand(self, states: Sequence[TokenSwiftState], frontier: Frontier, width: int) -> Candidates:
+        members = [states[owner] for owner in frontier.groups()]
+        if frontier.parents[0] < 0:
+            self._guess(members)
+        return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
+
+    @torch.inference_mode()
+    def _guess(self, states: Sequence[TokenSwiftState]) -> None:
+        """The guesses of all requests, from one pass."""
+        here = torch.zeros(1, dtype=torch.int64)
+        parts = [
+            PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, is_prompt=True, view=state.view)
+            for state in states
+        ]
+        hidden, tapped = self.model.run_tapped(parts, (self._tap,))  # [R, H]
+        first = (self._head or self.model.head).scores(hidden)  # [R, V]
+        logits = torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)  # [R, D, V]
+        for state, own in zip(states, logits, strict=True):
+            state.draft = Depthwise(state.asked, own)
