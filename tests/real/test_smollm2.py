@@ -1,5 +1,8 @@
 """The real model: pulled from the package registry, decoded for real, compared token by token."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import outpace
@@ -7,6 +10,8 @@ from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
+from outpace.drafters.kinds import write_net
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.models.loading.pull import pull
 from outpace.models.reference import TransformersReference
 from tests.real.certified import assert_certified
@@ -80,6 +85,29 @@ def test_equal_with_drafts_in_four_bits(dtype: str) -> None:
         drafted = model.generate(prompt, params, method="self:bits=4")
         assert drafted.token_ids == model.generate(prompt, params, method="plain").token_ids
         assert drafted.metrics.accepted > 0.6 * drafted.metrics.drafted
+
+
+@pytest.mark.thorough
+def test_tokenswift_equals_plain(tmp_path: Path) -> None:
+    """Guards against a view of a real model's rows that reaches its answer, greedy and drawn, and penalties of another
+    path; the heads are as before training, and rows are selected anew within the answer."""
+    pull("smollm2-135m")
+    sizes: dict[str, Any] = {"hidden_size": 576, "vocab_size": 49152, "draft_vocab_size": 49152, "heads": 3}
+    heads = MedusaNet(MedusaConfig(**sizes, head="target", bias=False, chained=True))
+    for name, weight in heads.named_parameters():
+        weight.fill_(0.0 if "linear" in name else 1.0)
+    write_net(heads, tmp_path)
+    model = outpace.load("smollm2-135m", "tokenswift:keep=32", drafter=str(tmp_path), dtype="float32", device="cpu")
+    prompt = read_workload("builtin:1")[0].prompt(0, [])
+    each: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"repetition_penalty": 1.2, "penalty_window": 16},
+    )
+    for options in each:
+        answer, plain = (model.generate(prompt, max_new_tokens=40, method=name, **options) for name in (None, "plain"))
+        assert answer.token_ids == plain.token_ids
+        assert answer.metrics.accepted
 
 
 @pytest.mark.slow

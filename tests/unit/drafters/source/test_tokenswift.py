@@ -180,7 +180,8 @@ def test_guesses_are_those_of_the_whole_model(kind: dict[str, Any]) -> None:
     layers_of(stock.base_model)[1][-1].register_forward_hook(lambda *args: states.append(args[2]))
     logits = stock(torch.tensor([ids])).logits[0, -1]
     row = states[0].view(len(ids), -1)[-1]
-    expected, last_norm = [logits], stock.base_model.norm
+    expected = [logits]
+    last_norm: Any = stock.base_model.norm
     weights = net.state_dict()
     for head in range(3):
         if kind == CHAINED:
