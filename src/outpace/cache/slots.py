@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache.memory import Pages
-from outpace.lib.int8 import rounded_rows
+from outpace.lib.int8 import rotated, rounded_rows
 
 # Keys are multiplied in whole blocks: when threads split a product, a smaller piece runs another kernel.
 KEY_BLOCK = 16
@@ -54,7 +54,8 @@ class SlotKV:
         budget: rows that all slots together may hold; None without a limit.
 
     Attributes:
-        scales: of int8 keys and values, what each head's row is multiples of, float32 with a last dimension of 1.
+        scales: of int8 keys and values, what each head's row is multiples of, float32 with a last dimension of 1. Keys
+            are rotated before they are rounded (`int8.rotated`): large biases of some channels would take all 8 bits.
         storages: keys, values and scales.
     """
 
@@ -123,7 +124,8 @@ class SlotKV:
         """Store keys and values [..., head_dim] of one layer. `place`: slots, kv_heads and rows, as tensors index."""
         rows = [keys, values]
         if self.scales:
-            codes, scales = zip(*(rounded_rows(each.float()) for each in rows), strict=True)
+            rounded = rounded_rows(rotated(keys.float())), rounded_rows(values.float())
+            codes, scales = zip(*rounded, strict=True)
             rows = [*codes, *scales]
         for storage, fresh in zip(self.storages, rows, strict=True):
             storage[layer][place] = fresh.to(storage.dtype)
@@ -220,7 +222,7 @@ class Segment:
         if not self.kv.scales:
             return keys[of_keys], values[of_values]
         key_scales, value_scales = (scales[layer, self.slot] for scales in self.kv.scales)
-        return keys[of_keys] * key_scales[of_keys], values[of_values].double() * value_scales[of_values]
+        return rotated(keys[of_keys] * key_scales[of_keys]), values[of_values].double() * value_scales[of_values]
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """The keys visible to the fresh rows through a sliding window, or without one.

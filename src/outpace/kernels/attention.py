@@ -13,6 +13,7 @@ from torch import Tensor
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.kernels import structs
 from outpace.kernels.build import call, loaded_kernels, threads
+from outpace.lib.int8 import rotated
 
 KV_CACHE_DTYPES = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32}
 """Of keys and values, by the words of `kv_cache_dtype`."""
@@ -69,6 +70,8 @@ def attend(query: Tensor, segments: Sequence[Segment], settings: AttentionSettin
     """[T, heads, head_dim] of queries [heads, T, head_dim], each row's sums in the order of the positions it sees."""
     kv = segments[0].kv
     rows = query.transpose(0, 1).float().contiguous()  # [T, H, D]
+    if kv.scales:
+        rows = rotated(rows)  # as keys of int8 are
     output = torch.empty_like(rows)
     parts, kept = parts_of(segments)
     shape = len(segments), settings.layer, rows.shape[1], kv.keys.shape[2]

@@ -37,12 +37,12 @@ class Int8Weight(NamedTuple):
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in] that these codes stand for."""
-        return _rotated(self.codes.float() * self.scales[:, None]).to(dtype)
+        return rotated(self.codes.float() * self.scales[:, None]).to(dtype)
 
 
 def quantized(weight: Tensor) -> Int8Weight:
     """A weight [out, in] in 8 bits, bit for bit as the kernels pack it (`prepare` in cpp/rows.h)."""
-    codes, scales = rounded_rows(_rotated(weight.detach().float()))
+    codes, scales = rounded_rows(rotated(weight.detach().float()))
     return Int8Weight(codes, scales[:, 0])
 
 
@@ -59,13 +59,14 @@ def rotation_of(inputs: int) -> int:
     return min(inputs & -inputs, LARGEST_ROTATION)
 
 
-def _rotated(rows: Tensor) -> Tensor:
-    """Rows [R, in] with each block rotated; the rotation is its own inverse."""
-    block = rotation_of(rows.shape[1])
+def rotated(rows: Tensor) -> Tensor:
+    """Rows [..., n] with each block rotated, bit for bit as the kernels do (`hadamard` in cpp/rows.h); the rotation is
+    its own inverse."""
+    block = rotation_of(rows.shape[-1])
     found, step = rows * (1 / torch.tensor(float(block)).sqrt()), 1
     while step < block:
-        low, high = found.view(len(rows), -1, 2, step).unbind(2)
-        found, step = torch.stack((low + high, low - high), dim=2).view(len(rows), -1), 2 * step
+        low, high = found.unflatten(-1, (-1, 2, step)).unbind(-2)
+        found, step = torch.stack((low + high, low - high), dim=-2).flatten(-3), 2 * step
     return found
 
 

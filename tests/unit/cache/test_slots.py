@@ -10,6 +10,7 @@ import torch
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import Topology
+from outpace.lib.int8 import rotated
 
 LAYERS, HEADS, DIM = 2, 3, 4
 
@@ -43,6 +44,7 @@ def marks_of(kv: SlotKV, slot: int) -> list[int]:
         keys, values = (
             rows * scales[:, slot, :, :length] for rows, scales in zip((keys, values), kv.scales, strict=True)
         )
+        keys = rotated(keys)
     marks = keys[0][0, :, 0]
     for layer in range(LAYERS):
         expected = (marks + layer / 10)[None, :, None].expand(HEADS, -1, DIM)

@@ -370,7 +370,7 @@ struct Attention {
   const Part* parts;
   int32_t part_count, layer, heads, kv_heads;
   Sight sight;
-  const float* query;  // [rows, heads, head_dim], rows so many numbers apart
+  const float* query;  // [rows, heads, head_dim], `spread`, rows so many numbers apart
   float* out;
   int32_t query_stride, out_stride;
 };

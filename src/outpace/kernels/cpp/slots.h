@@ -7,7 +7,7 @@
 #include "rows.h"
 
 // Keys and values [layers, slots, kv_heads, capacity, head_dim], strides in numbers. Up to 15 rows behind the last one
-// that is in use can be read. In int8 every row of a head has a scale, in the same order.
+// that is in use can be read. In int8 every row of a head has a scale, in the same order, and keys are `spread`.
 struct Store {
   void* keys;
   void* values;
@@ -56,6 +56,13 @@ struct Sight {
 
 static inline size_t place(const Store& kv, int layer, int slot, int head, int row) {
   return layer * kv.layer_stride + slot * kv.slot_stride + head * kv.head_stride + size_t(row) * kv.head_dim;
+}
+
+// Rotate queries or keys of some heads where the slots hold int8, which changes no product of the two: some models add
+// large biases to a few channels of keys, and one scale for all would leave the others few bits.
+static inline void spread(const Store& kv, float* heads, int count) {
+  const int block = std::min(kv.head_dim & -kv.head_dim, 512);  // Python reference: outpace.lib.int8.rotation_of
+  if (kv.kind == kInt8) hadamard(heads, count * kv.head_dim, block);
 }
 
 // File one head's key and value of a row.
