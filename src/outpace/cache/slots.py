@@ -56,6 +56,8 @@ class SlotKV:
     Attributes:
         scales: of int8 keys and values, what each head's row is multiples of, float32 with a last dimension of 1. Keys
             are rotated before they are rounded (`int8.rotated`): large biases of some channels would take all 8 bits.
+        key_offsets: [layers, kv_heads, 1, head_dim] float32, subtracted from int8 keys before that, which shifts all
+            scores of a query alike.
         storages: keys, values and scales.
     """
 
@@ -77,6 +79,7 @@ class SlotKV:
             self._pages += [Pages((*shape[:-1], 1), _SCALE, device) for _ in self._pages]
         self.storages = tuple(pages.tensor for pages in self._pages)
         self.keys, self.values, *self.scales = self.storages
+        self.key_offsets = torch.zeros(layers, kv_heads, 1, head_dim, device=device)
         self.capacity, self.budget = capacity, budget
         self.lengths = [0] * slots
         self._held = [0] * slots
@@ -124,7 +127,9 @@ class SlotKV:
         """Store keys and values [..., head_dim] of one layer. `place`: slots, kv_heads and rows, as tensors index."""
         rows = [keys, values]
         if self.scales:
-            rounded = rounded_rows(rotated(keys.float())), rounded_rows(values.float())
+            offsets = self.key_offsets[layer]  # [kv_heads, 1, head_dim]
+            offsets = offsets.squeeze(1) if isinstance(place[0], Tensor) else offsets  # an index puts rows before heads
+            rounded = rounded_rows(rotated(keys.float() - offsets)), rounded_rows(values.float())
             codes, scales = zip(*rounded, strict=True)
             rows = [*codes, *scales]
         for storage, fresh in zip(self.storages, rows, strict=True):
@@ -222,7 +227,8 @@ class Segment:
         if not self.kv.scales:
             return keys[of_keys], values[of_values]
         key_scales, value_scales = (scales[layer, self.slot] for scales in self.kv.scales)
-        return rotated(keys[of_keys] * key_scales[of_keys]), values[of_values].double() * value_scales[of_values]
+        wide = rotated(keys[of_keys] * key_scales[of_keys]) + self.kv.key_offsets[layer]
+        return wide, values[of_values].double() * value_scales[of_values]
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """The keys visible to the fresh rows through a sliding window, or without one.

@@ -17,6 +17,7 @@ from outpace.lib.int8 import rotated
 
 KV_CACHE_DTYPES = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32}
 """Of keys and values, by the words of `kv_cache_dtype`."""
+_STORED = "keys", "values", "key_scales", "value_scales"
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -32,7 +33,8 @@ def store_of(kv: SlotKV) -> structs.Store:
     layer, slot, head, row, _ = kv.keys.stride()
     assert row == kv.keys.shape[-1], "rows of a slot are contiguous"
     return structs.Store(
-        *(storage.data_ptr() for storage in kv.storages),  # without scales these are null
+        **dict(zip(_STORED, (storage.data_ptr() for storage in kv.storages), strict=False)),  # without scales null
+        key_offsets=kv.key_offsets.data_ptr(),
         layer_stride=layer,
         slot_stride=slot,
         head_stride=head,

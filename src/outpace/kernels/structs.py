@@ -36,7 +36,7 @@ class Store(ctypes.Structure):
     """Keys and values (attention.h)."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales", "key_offsets")),
         *((name, c_int64) for name in ("layer_stride", "slot_stride", "head_stride")),
         *((name, c_int32) for name in ("kind", "head_dim")),
     ]

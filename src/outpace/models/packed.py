@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _COMPARED = 12  # rows of the pass that compares compiled kernels with the decoder's modules
+_AVERAGED = 64  # rows of the pass whose keys are averaged
+_AVERAGED_POSITIONS = 4096  # over which they are spread: keys turn with their positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +200,8 @@ class PackedModel:
         self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.native, self.computed_by = self._derive()
+        if self.kv.scales and not getattr(config, "attn_logit_softcapping", None):  # a cap is of unshifted scores
+            self.kv.key_offsets.copy_(self._mean_keys())
 
     def with_weights(self, decoder: nn.Module, head: LmHead) -> "PackedModel":
         """The same model on the same slots, computed by a decoder and a head with other weights."""
@@ -348,6 +352,21 @@ class PackedModel:
             return None, path_taken(str(reason))
         except AttributeError as error:
             return None, path_taken(f"its layers have a layout of their own: {error}")
+
+    @torch.inference_mode()
+    def _mean_keys(self) -> Tensor:
+        """[layers, kv_heads, 1, head_dim] means of the keys of some tokens, mostly biases (SageAttention, arXiv
+        2410.02367)."""
+        count = min(_AVERAGED, self.max_length)
+        ids = torch.arange(count) * 7 % self.config.vocab_size
+        offsets = torch.linspace(0, min(self.max_length, _AVERAGED_POSITIONS) - 1, count).long()
+        kv = self._slots(slots=1, capacity=count, key_dtype=self.dtype, value_dtype=self.dtype)
+        segments, positions = self._segments([PassPart(0, ids, offsets, Topology.chain(count).ancestor_mask)], kv)
+        if self.native is None:
+            self._run_modules(ids, positions, PassCache(segments), ())
+        else:
+            self.native.run(ids, positions, segments, kv, ())
+        return kv.keys[:, 0, :, :count].float().mean(dim=-2, keepdim=True)
 
     def _compared(self) -> NativeDecoder:
         count = min(_COMPARED, self.max_length)

@@ -38,6 +38,7 @@ class World:
         generator = torch.Generator().manual_seed(length)
         count = length + len(TREE)
         self.width, self.dtype, self.length = width, dtype, length
+        self.offsets = torch.zeros(1)
         self.query = torch.randn(2 * group, count, width, generator=generator) * 2
         self.rows = torch.randn(2, 2, count, width, generator=generator)  # keys and values
         if dtype == torch.int8:  # no two with the same scale
@@ -52,6 +53,7 @@ class World:
         kv = SlotKV(1, slots, 2, len(order), self.width, self.dtype, self.dtype, torch.device("cpu"))
         for storage in kv.storages:
             storage.fill_(torch.nan if storage.is_floating_point() else 99)
+        kv.key_offsets += self.offsets
         kv.write(0, (slice(None), slice(None), slice(len(order))), *self.rows[:, :, list(order)])
         kv.lengths = [committed] * slots
         return kv
@@ -221,6 +223,16 @@ def test_int8_keys_with_large_biases_keep_their_bits(width: int, group: int) -> 
     rounded.rows[0] = codes * scales
     expected, found, unrotated = (world.text(200) for world in (exact, coarse, rounded))
     assert float((found - expected).norm()) < 0.3 * float((unrotated - expected).norm())
+    coarse.offsets = exact.rows[0].mean(dim=-2, keepdim=True)
+    assert float((coarse.text(200) - expected).norm()) < 0.1 * float((unrotated - expected).norm())
+
+
+def test_capped_scores_are_not_shifted() -> None:
+    """Guards against offsets of keys where scores have a cap, which a shift would change."""
+    for family, shifts in (("llama", True), ("gemma2", False)):
+        model = stock_model(tiny_config(family), ATTENTION_NAME)
+        kv = TransformersTarget(model, 64, 1, (), kv_cache_dtype="int8").kv
+        assert bool(kv.key_offsets.any()) == shifts, family
 
 
 @pytest.mark.parametrize("head_dim", [8, 20, 64])
@@ -237,9 +249,11 @@ def test_int8_is_written_alike_by_kernels_and_by_python(head_dim: int) -> None:
         target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)])
         found.append(target.kv)
     exact, kernels = found
+    assert kernels.key_offsets.any()
     _, _, heads, rows, width = exact.keys.shape
     for slots in (1, 2):  # rows of one request are written by a slice, of more by an index
         python = SlotKV(1, slots, heads, rows - KEY_BLOCK, width, torch.int8, torch.int8, torch.device("cpu"))
+        python.key_offsets[:] = kernels.key_offsets[:1]
         segments = [Segment(python, slot, 9 * slot, torch.arange(9)) for slot in range(slots)]
         written = (storage[0, 0, :, :9].repeat(1, slots, 1) for storage in exact.storages)
         FreshRows(python, segments).write(0, *written)

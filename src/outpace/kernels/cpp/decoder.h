@@ -121,7 +121,7 @@ static inline void turn_heads(const Decoder& d, const Layer& layer, const Pass& 
 // Norm and rotate the keys of a row in place, and file them with the values behind them.
 static inline void place_keys(const Decoder& d, const Pass& pass, int index, int row, float* keys) {
   turn_heads(d, d.layers[index], pass, row, d.layers[index].k_norm, d.kv_heads, keys);
-  spread(pass.kv, keys, d.kv_heads);
+  shift(pass.kv, index, keys, d.kv_heads);
   const Part& part = part_of(pass, row);
   const int where = part.committed + part.scratch + row - part.start, width = d.head_dim;
   const float* values = keys + d.kv_heads * width;

@@ -12,6 +12,7 @@ struct Store {
   void* keys;
   void* values;
   float *key_scales, *value_scales;  // null for other kinds
+  const float* key_offsets;          // [layers, kv_heads, head_dim], subtracted from keys of int8
   int64_t layer_stride, slot_stride, head_stride;
   int32_t kind, head_dim;
 };
@@ -63,6 +64,14 @@ static inline size_t place(const Store& kv, int layer, int slot, int head, int r
 static inline void spread(const Store& kv, float* heads, int count) {
   const int block = std::min(kv.head_dim & -kv.head_dim, 512);  // Python reference: outpace.lib.int8.rotation_of
   if (kv.kind == kInt8) hadamard(heads, count * kv.head_dim, block);
+}
+
+// Make a layer's keys of a row what int8 slots store: less the offsets, which add the same to all scores of a query.
+static inline void shift(const Store& kv, int layer, float* keys, int kv_heads) {
+  if (kv.kind != kInt8) return;
+  const int numbers = kv_heads * kv.head_dim;
+  for (int at = 0; at < numbers; ++at) keys[at] -= kv.key_offsets[size_t(layer) * numbers + at];
+  spread(kv, keys, kv_heads);
 }
 
 // File one head's key and value of a row.
