@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from outpace.models.loading.int4 import is_sensitive
 from outpace.models.packed import PackedModel
 
 _MOST = 3 / 4  # of the target's bytes: beyond, a pass of the copy takes too much of the target's time
-_COPIES: WeakKeyDictionary[PackedModel, ref[PackedModel]] = WeakKeyDictionary()
 
 
 @torch.inference_mode()
@@ -31,8 +30,7 @@ def in_four_bits(target: PackedModel) -> PackedModel:
     Raises:
         InvalidRequest: weights that the kernels have not packed, or that have few bits already.
     """
-    found = _COPIES[target]() if target in _COPIES else None
-    if found is not None:
+    if target.four_bits is not None and (found := target.four_bits()) is not None:
         return found
     layer = target.head.layer
     if not isinstance(layer, KernelLinear):
@@ -51,7 +49,7 @@ def in_four_bits(target: PackedModel) -> PackedModel:
     with stage("quantizing weights", plan.before):
         decoder, head = _Copier(target.config.num_hidden_layers).copied(target.decoder, layer)
     made = target.with_weights(decoder, target.head.over(head))
-    _COPIES[target] = ref(made)
+    target.four_bits = ref(made)
     return made
 
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -149,6 +150,7 @@ class PackedModel:
         captures: tiled passes run over static buffers, on CUDA as graphs.
         native: the decoder run by compiled kernels; None where its own modules run.
         computed_by: which of the two runs, and why.
+        four_bits: a copy with fewer bits (`models.four_bits`), while a method uses it.
     """
 
     def __init__(
@@ -199,6 +201,7 @@ class PackedModel:
         # The number of rows per expert is read on the host, which a graph cannot do.
         self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
+        self.four_bits: ref[PackedModel] | None = None
         self.native, self.computed_by = self._derive()
         if self.kv.scales and not getattr(config, "attn_logit_softcapping", None):  # a cap is of unshifted scores
             self.kv.key_offsets.copy_(self._mean_keys())
