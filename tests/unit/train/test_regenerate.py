@@ -160,8 +160,8 @@ def test_features_recorded_while_answering_are_those_of_a_pass_afterwards(folder
         assert not rows[-1].any()
 
 
-@pytest.mark.parametrize("text", ["", "1,1", "3", "a", "-1"])
+@pytest.mark.parametrize("text", ["", "1,1", "4", "a", "-1"])
 def test_taps_that_the_target_lacks_are_refused(text: str) -> None:
     """Guards against hidden states that do not exist, found out after hours of answering."""
-    with pytest.raises(InvalidRequest, match="from 0 to 2"):
+    with pytest.raises(InvalidRequest, match="from 0 to 3"):
         taps_of(text, 2)
