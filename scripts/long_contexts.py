@@ -66,17 +66,18 @@ class WrittenOnce:
         return torch.cat([known["features"].split(width, -1)[self.taps.index(tap)] for tap in taps], dim=-1)
 
     def write(self, model: outpace.Model, prompt: list[int], path: Path | None) -> None:
-        """Compute a prompt, or read it where a file has it with these taps."""
+        """Compute a prompt, or read it where a file has it from the same model with these taps."""
         self.chunks.clear()
+        made_by = [model.name, self._target.kv_cache_dtype, *map(str, self.taps)]
         if path is not None and path.exists():
             found = torch.load(path, weights_only=True)
-            if tuple(found["taps"]) == self.taps:
+            if found["made_by"] == made_by:
                 self.chunks = found["chunks"]
         done = sum(len(known["tokens"]) for known in self.chunks.values())
         if done < len(prompt):
             model.generate(prompt, method="plain", max_new_tokens=1)
             if path is not None:
-                torch.save({"taps": list(self.taps), "chunks": self.chunks}, path)
+                torch.save({"made_by": made_by, "chunks": self.chunks}, path)
 
 
 def measured(model: outpace.Model, methods: Sequence[str], prompt: list[int], tokens: int, rounds: int) -> list[Row]:
