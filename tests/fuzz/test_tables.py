@@ -130,7 +130,7 @@ def number_mutants(
 
 def records(kind: str) -> Any:
     if kind == "costs":
-        return {"rows": list(ROWS), "ms": [1.0 + 0.1 * rows for rows in ROWS]}
+        return {"rows": list(ROWS), "ms": [1.0 + 0.1 * rows for rows in ROWS], "context_ms": [0.1, 0.01]}
     if kind == "profile":
         measured = {"speedup": 1.2, "speedup_interval": [1.1, 1.3], "tokens_per_step": 2.0, "drafting_share": 0.1,
                     "break_even": 1.5, "prompts": 4}  # fmt: skip
@@ -152,8 +152,8 @@ def costs(file: Path) -> None:
     """What rounds ask of them."""
     found = PassCosts(file)
     if found.is_known:
-        found.learn(5, 100, 2.0)
-        found.learn(5, 100, 3.0)
+        found.learn(1, 5, 100, 2.0)
+        found.learn(1, 5, 100, 3.0)
         assert all(one >= 0 for one in found.times(2, 100, 30).least_ms)
 
 

@@ -1,7 +1,7 @@
 """The cost model: times of passes by rows and context, and the number of nodes whose gain exceeds their time.
 
-The time of a pass depends on its number of rows (not linearly: kernels work in blocks) and on the length of the
-contexts. The first is measured once, after a short context; the second is learned, as a factor for each power of two.
+The time of a pass depends on its number of rows (not linearly: kernels work in blocks), and on the rows that read a
+token of context. Both are measured once. Rounds correct them by a factor for each power of two of the context.
 """
 
 import json
@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -176,7 +177,7 @@ class PassCosts:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._measured: list[float] = _read(file)
+        self._measured, self._context_ms = _read(file)
         self._factors: dict[int, deque[float]] = {}  # by size of context
         self._times: dict[tuple[int, int, int], PassTimes] = {}
         self._rounds = 0
@@ -186,19 +187,27 @@ class PassCosts:
         """Whether passes have been measured."""
         return bool(self._measured)
 
-    def set_measured(self, ms: Sequence[float]) -> None:
-        """Take over the measured time of a pass for each of `ROWS`, and write the cache file."""
+    def set_measured(self, ms: Sequence[float], context_ms: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Take over measured times, and write the cache file.
+
+        Args:
+            ms: of a pass without context, for each of `ROWS`.
+            context_ms: what a token of its context adds for each request, and for each of its rows.
+        """
         # More rows never take less time: where they seem to, the machine was busy.
-        self._measured = [min(ms[index:]) for index in range(len(ROWS))]
+        self._measured, self._context_ms = [min(ms[index:]) for index in range(len(ROWS))], context_ms
         if self._file is not None:
             with suppress(OSError):  # a cache that cannot be written: the next process measures again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.write_text(json.dumps({"rows": ROWS, "ms": self._measured}), encoding="utf-8")
+                self._file.write_text(json.dumps(self._stored()), encoding="utf-8")
 
-    def learn(self, rows: int, context: int, ms: float) -> None:
+    def _stored(self) -> dict[str, Any]:
+        return {"rows": ROWS, "ms": self._measured, "context_ms": self._context_ms}
+
+    def learn(self, requests: int, rows: int, context: int, ms: float) -> None:
         """Learn from a round."""
         factors = self._factors.setdefault(context.bit_length(), deque(maxlen=_REMEMBERED))
-        base, factor = self._base(rows), median(factors) if factors else None
+        base, factor = self._expected(requests, rows, context), median(factors) if factors else None
         factors.append(ms / base)
         if factor is not None:
             self._bend(rows, ms / (base * factor))
@@ -217,38 +226,43 @@ class PassCosts:
         self._measured = [*(min(ms, moved) for ms in below), moved, *(max(ms, moved) for ms in above)]
 
     def times(self, requests: int, context: int, nodes: int) -> PassTimes:
-        """Times of passes of some requests with 0 to `nodes` drafted nodes in all."""
-        key = requests, context.bit_length(), nodes
+        """Times of passes of some requests with 0 to `nodes` drafted nodes in all, after contexts of such a length."""
+        key = requests, context.bit_length(), nodes  # until the next refresh, contexts hardly grow
         if key not in self._times:
-            factor = self._factor(context)
-            self._times[key] = PassTimes(tuple(self._base(requests + n) * factor for n in range(nodes + 1)))
+            factor, rows = self._factor(context), range(requests, requests + nodes + 1)
+            self._times[key] = PassTimes(tuple(self._expected(requests, count, context) * factor for count in rows))
         return self._times[key]
 
+    def _expected(self, requests: int, rows: int, context: int) -> float:
+        """Milliseconds of a pass by what was measured."""
+        each, row = self._context_ms
+        return self._base(rows) + context * (each * requests + row * rows)
+
     def _base(self, rows: int) -> float:
-        """Milliseconds of a pass after a short context, interpolated between measured ones and extrapolated beyond."""
+        """Milliseconds of a pass without context, interpolated between measured ones and extrapolated beyond."""
         above = min(max(bisect(ROWS, rows), 1), len(ROWS) - 1)
         low, high = ROWS[above - 1], ROWS[above]
         share = (rows - low) / (high - low)
         return self._measured[above - 1] * (1 - share) + self._measured[above] * share
 
     def _factor(self, context: int) -> float:
-        """Time of rounds with such contexts relative to the measured one; of the nearest size that was seen."""
+        """Time of rounds with such contexts relative to the expected one; of the nearest size that was seen."""
         if not self._factors:
             return 1.0
         return median(self._factors[min(self._factors, key=lambda size: abs(size - context.bit_length()))])
 
 
-def _read(file: Path | None) -> list[float]:
-    """The measured times in a cache file; none if it is missing or damaged."""
-    if file is None:
-        return []
+def _read(file: Path | None) -> tuple[list[float], tuple[float, float]]:
+    """The measured times in a cache file, as of `set_measured`; none if it is missing or damaged."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        times = [float(ms) for ms in found["ms"]]
+        found = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+        times, (each, row) = [float(ms) for ms in found["ms"]], map(float, found["context_ms"])
         is_whole = tuple(found["rows"]) == ROWS and len(times) == len(ROWS)
-        return times if is_whole and all(0 < ms < math.inf for ms in times) else []
+        if is_whole and all(0 < ms < math.inf for ms in times) and all(0 <= ms < math.inf for ms in (each, row)):
+            return times, (each, row)
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError):
-        return []
+        pass
+    return [], (0.0, 0.0)
 
 
 class RowPrice:

@@ -128,7 +128,7 @@ class Pricing:
         self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]
     ) -> None:
         """Learn how long a round took, and what each request gained in tokens."""
-        self._costs.learn(rows, _context(sessions), pass_ms)
+        self._costs.learn(len(sessions), rows, _context(sessions), pass_ms)
         self._ms.learn(len(sessions), round_ms)
         for session, gained in zip(sessions, tokens, strict=True):
             self._paces[session] = averaged(self._paces.get(session, self._pace), float(gained), _PACE_KEPT)
@@ -139,14 +139,20 @@ class Pricing:
         if not self._costs.is_known:
             first = sessions[0]
             assert first.slot is not None, "a session in a round has a slot"
-            measure(self._costs, target, first.slot, first.ids[-1])
+            measure(self._costs, target, first.slot, first.ids[-1], first.written)
         return self._costs.times(len(sessions), _context(sessions), sum(session.budget for session in sessions))
 
 
-def measure(costs: PassCosts, target: Target, slot: int, token: int) -> None:
-    """Estimate or time passes after the contents of a slot, which stays as it was. Rounds correct the times."""
+def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
+    """Estimate or time passes after the contents of a slot, which stays as it was. Rounds correct the times.
+
+    Args:
+        token: what the passes compute.
+        context: tokens in the slot, whose time is subtracted where the target knows it.
+    """
+    context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
     if hasattr(target, "estimated_times") and (times := target.estimated_times(ROWS)) is not None:
-        costs.set_measured(times)
+        costs.set_measured(times, context_ms)
         return
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
     # The largest allocates memory; where passes are captured as graphs, each size is captured first.
@@ -155,7 +161,10 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int) -> None:
     seconds: list[list[float]] = []
     while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
         seconds.append([_seconds(target, slot, tree) for tree in trees])
-    costs.set_measured([min(own) * 1e3 for own in zip(*seconds, strict=True)])
+    each, row = context_ms
+    measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
+    without = [ms - context * (each + row * rows) for rows, ms in zip(ROWS, measured, strict=True)]
+    costs.set_measured([max(less, ms / 10) for less, ms in zip(without, measured, strict=True)], context_ms)
 
 
 def _seconds(target: Target, slot: int, tree: DraftTree) -> float:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.capture import HEAD_ROWS, Captured
-from outpace.kernels.attention import KV_CACHE_DTYPES
+from outpace.kernels.attention import KV_CACHE_DTYPES, attend, has_kernels
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.linear import KernelLinear
 from outpace.models.head import EXACT_ROWS
@@ -21,6 +22,8 @@ from outpace.models.packed import PackedModel, PassPart, layers_of
 
 _LARGE = 2**28  # bytes of products: passes of smaller models are timed in less than a second
 _LAYERS_TIMED = 3  # of those of a pass, where its time is estimated
+_CONTEXT, _ATTENDING = 2048, (1, 8)  # tokens of context, and rows that read them, where attention is timed
+_REPEATS = 3
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,6 +119,37 @@ class TransformersTarget(PackedModel):
             share = (count - ends[0]) / max(1, ends[1] - ends[0])
             times.append(_milliseconds(layers, count) * scale + head[0] + (head[1] - head[0]) * share)
         return times
+
+    @torch.inference_mode()
+    def context_times(self) -> tuple[float, float]:
+        """About how many milliseconds a token of context adds to a pass: for each request, and for each of its rows.
+        Zeros where no compiled kernel attends. Sliding windows are not considered: rounds correct the times.
+        """
+        if not has_kernels(self.kv):
+            return 0.0, 0.0
+        context = min(_CONTEXT, self.max_length)
+        capacity, dtype = context + max(_ATTENDING), self.kv.keys.dtype
+        kv = self._slots(slots=1, capacity=capacity, key_dtype=dtype, value_dtype=dtype)
+        for storage in kv.storages:
+            storage.fill_(1)  # memory is mapped when it is written
+        times = dict[tuple[int, int], float]()
+        for _, rows, length in itertools.product(range(_REPEATS), _ATTENDING, (0, context)):
+            kv.lengths[0] = length
+            took = self._attention_ms(kv, rows)
+            times[rows, length] = min(took, times.get((rows, length), took))
+        one, more = (max(times[rows, context] - times[rows, 0], 0.0) / context for rows in _ATTENDING)
+        row = max(more - one, 0.0) / (_ATTENDING[1] - _ATTENDING[0])
+        return max(one - row * _ATTENDING[0], 0.0), row
+
+    def _attention_ms(self, kv: SlotKV, rows: int) -> float:
+        """Of all layers, for a chain after the contents of the first slot."""
+        chain, width = Topology.chain(rows), kv.keys.shape[-1]
+        segment = Segment(kv, 0, 0, chain.depth_tensor + kv.lengths[0], chain.ancestor_mask)
+        query = torch.ones(self.config.num_attention_heads, rows, width)
+        started = perf_counter()
+        for layer in range(len(kv.keys)):
+            attend(query, [segment], AttentionSettings(layer, width**-0.5, None, None))
+        return (perf_counter() - started) * 1e3
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         """Append prompt chunks to their slots.

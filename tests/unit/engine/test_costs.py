@@ -17,10 +17,12 @@ from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 
 
-def known_costs(tmp_path: Path, ms: list[float] | None = None) -> PassCosts:
-    """Costs read from a file: 10 ms and one for each row unless told."""
+def known_costs(
+    tmp_path: Path, ms: list[float] | None = None, context_ms: tuple[float, float] = (0.0, 0.0)
+) -> PassCosts:
+    """Costs read from a file: by default 10 ms and one for each row."""
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"rows": ROWS, "ms": ms or [10.0 + rows for rows in ROWS]}))
+    file.write_text(json.dumps({"rows": ROWS, "ms": ms or [10.0 + rows for rows in ROWS], "context_ms": context_ms}))
     return PassCosts(file)
 
 
@@ -92,12 +94,33 @@ def test_learns_from_rounds(tmp_path: Path) -> None:
     """Guards against one slow round that is believed, and against long texts that make short ones dear."""
     costs = known_costs(tmp_path)
     for _ in range(40):
-        costs.learn(rows=10, context=2000, ms=40.0)  # twice what was measured
-        costs.learn(rows=10, context=100, ms=20.0)
-    costs.learn(rows=10, context=100, ms=900.0)
+        costs.learn(1, rows=10, context=2000, ms=40.0)  # twice what was measured
+        costs.learn(1, rows=10, context=100, ms=20.0)
+    costs.learn(1, rows=10, context=100, ms=900.0)
     assert costs.times(1, 2000, 9).ms == pytest.approx([2 * (11 + n) for n in range(10)])
     assert costs.times(1, 100, 9).ms == pytest.approx([11 + n for n in range(10)])
     assert costs.times(1, 5000, 9).ms == pytest.approx([2 * (11 + n) for n in range(10)])  # as the nearest there was
+
+
+def test_rows_that_read_a_long_context_cost_more(tmp_path: Path) -> None:
+    """Guards against trees that are too large behind long texts: rounds of one row there teach one factor, which says
+    nothing about what further rows cost."""
+    costs = known_costs(tmp_path, context_ms=(0.002, 0.003))
+    for _ in range(40):
+        costs.learn(1, rows=1, context=8000, ms=2 * (11 + 8000 * 0.005))  # twice as slow as measured
+    assert costs.times(1, 8000, 7).ms == pytest.approx([2 * (11 + n + 8 * (5 + 3 * n)) for n in range(8)])
+    assert costs.times(4, 8000, 7).ms == pytest.approx([2 * (14 + n + 8 * (20 + 3 * n)) for n in range(8)])
+
+
+def test_the_context_of_measured_passes_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against passes that are measured behind a long first prompt: short ones would seem as slow."""
+    target = ToyTarget(12)
+    target.context_times = lambda: (0.002, 0.003)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "_seconds", lambda target, slot, tree: (10 + 2 + 4 * len(tree)) / 1e3)
+    costs = PassCosts()
+    measure(costs, target, 0, 3, context=1000)
+    assert costs.times(1, 0, 7).ms == pytest.approx([11.0 + n for n in range(8)])
+    assert costs.times(1, 1000, 7).ms == pytest.approx([16.0 + 4 * n for n in range(8)])
 
 
 def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
@@ -105,8 +128,8 @@ def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
     drafts what does not pay."""
     costs = known_costs(tmp_path)
     for _ in range(300):
-        costs.learn(rows=16, context=100, ms=26.0)  # as measured
-        costs.learn(rows=32, context=100, ms=60.0)  # measured: 42
+        costs.learn(1, rows=16, context=100, ms=26.0)  # as measured
+        costs.learn(1, rows=32, context=100, ms=60.0)  # measured: 42
     ms = costs.times(16, 100, 16).ms
     assert ms[16] / ms[0] == pytest.approx(60 / 26, rel=0.05)
     assert all(low <= high for low, high in pairwise(ms))

@@ -45,3 +45,24 @@ def test_a_long_context_is_that_of_transformers(kind: str, length: int) -> None:
     # Logits have a spread of about 2; a position that is off by one moves them by about as much.
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
     assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+def test_what_a_token_of_context_costs_is_timed_apart(without_kernels: None) -> None:
+    """Guards against timing that needs kernels where there are none."""
+    assert tiny_target(tiny_config("llama"), max_length=64, max_slots=1).context_times() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
+def test_timing_a_context_leaves_the_slots(kv_cache_dtype: str) -> None:
+    """Guards against attention that is timed in a request's slot, in another format of keys, or beyond a short limit;
+    and against rows that seem free: eight of them read a context in more time than one."""
+    config = tiny_config("llama", hidden_size=256, num_attention_heads=8, num_key_value_heads=2)
+    for length in (48, 4096):
+        target = tiny_target(config, max_length=length, max_slots=1, kv_cache_dtype=kv_cache_dtype)
+        open_with(target, random_ids(20, 3))
+        before = [storage.clone() for storage in target.kv.storages]
+        each, row = target.context_times()
+        assert min(each, row) >= 0
+        assert target.kv.lengths == [20]
+        assert all(map(torch.equal, before, target.kv.storages))
+    assert row > 0

@@ -150,12 +150,14 @@ def tiny_target(
     eos_token_ids: tuple[int, ...] = (),
     pack: bool = True,
     quantize: str = "none",
+    kv_cache_dtype: str = "auto",
 ) -> TransformersTarget:
     """Our target over the weights of `stock_model`, widened where the CPU has no kernels for the dtype, as at load."""
     model = stock_model(config, ATTENTION_NAME, dtype)
     if pack:
         model.to(compute_dtype(dtype, torch.device("cpu")))  # type: ignore[arg-type]
-    return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, rounded_to=dtype, quantize=quantize)
+    how = {"rounded_to": dtype, "quantize": quantize, "kv_cache_dtype": kv_cache_dtype}
+    return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, **how)  # type: ignore[arg-type]
 
 
 def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:

@@ -36,7 +36,9 @@ def trees_of(union: UnionProposer, requests: list[Any]) -> list[DraftTree]:
 
 def costs_of(tmp_path: Path, times: dict[str, float]) -> PassCosts:
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"rows": ROWS, "ms": [times["pass"] + times["row"] * rows for rows in ROWS]}))
+    file.write_text(
+        json.dumps({"rows": ROWS, "ms": [times["pass"] + times["row"] * rows for rows in ROWS], "context_ms": [0, 0]})
+    )
     return PassCosts(file)
 
 
