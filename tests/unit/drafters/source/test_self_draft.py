@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outpace.cache.slots import SINKS
 from outpace.core.params import SamplingParams
 from outpace.drafters.build_context import BuildContext
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, OfPrompt, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.engine.engine import Engine
@@ -27,7 +28,7 @@ from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain
 from tests.statistics import chi_square_p
 from tests.unit.drafters.source.every import Every
-from tests.unit.drafters.source.learned import proposer_of
+from tests.unit.drafters.source.learned import proposer_of, random_net
 from tests.unit.models.tiny import VOCAB, committed_rows, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 40
@@ -35,7 +36,10 @@ PROMPTS = [random_ids(90, 2), random_ids(9, 1), random_ids(61, 3)]
 
 
 def proposer_for(target: TransformersTarget, text: str) -> Any:
-    around = BuildContext(target.vocab_size, target.device, no_draft_model, target=target)
+    sizes = {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size, "heads": 3}
+    config = MedusaConfig(**sizes, draft_vocab_size=target.vocab_size, head="target", bias=False, chained=True)
+    heads = random_net(MedusaNet(config))  # which only tokenswift asks for
+    around = BuildContext(target.vocab_size, target.device, no_draft_model, target, lambda: heads)
     return build_proposer(parse_method(text), around)
 
 
@@ -259,7 +263,7 @@ def test_drafting_leaves_the_targets_rows_alone() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["magicdec", "triforce"])
+@pytest.mark.parametrize("method", ["magicdec:", "triforce:", "tokenswift:retrieve=none,"])
 @pytest.mark.parametrize("verification", ["match", "rejection"])
 def test_the_distribution_of_what_is_said(verification: str, method: str) -> None:
     """Guards against drafts that shift what is sampled: two tokens of 2,000 samples, the second one drafted, by
@@ -267,7 +271,7 @@ def test_the_distribution_of_what_is_said(verification: str, method: str) -> Non
     target = tiny_target(tiny_config("llama", vocab_size=5), max_slots=64)
     prompt = random_ids(50, 3, vocab=5)
     params = SamplingParams(max_new_tokens=4, temperature=3.0, n=2000, seed=11, verification=verification)
-    proposer = proposer_for(target, f"{method}:keep={KEEP}")
+    proposer = proposer_for(target, f"{method}keep={KEEP}")
     sessions = decode(Engine(target), [prompt], [params], [proposer])
     stock = stock_model(tiny_config("llama", vocab_size=5))
     with torch.inference_mode():
