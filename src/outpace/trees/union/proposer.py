@@ -24,6 +24,7 @@ from outpace.trees.union.growth import CompiledGrower, Grower, Growth, GrowthReq
 from outpace.trees.union.reference import ReferenceGrower
 
 _TRIES = 4  # rounds of a request that are drafted whatever earlier requests showed: a draft suits some texts better
+_PRIOR, _MOST, _KEPT = 4.0, 2.0, 0.98  # weight of a request's promises at first, of a round's at most, a round later
 _TRIAL = 6  # rounds for which trees are grown to see whether they pay: matches and matrices catch up first
 
 
@@ -51,7 +52,13 @@ class UnionPlan:
 
 @dataclass(eq=False)
 class UnionState:
-    """One request. `tries`: its rounds that were drafted to learn what a draft gains here."""
+    """One request.
+
+    Attributes:
+        tries: its rounds that were drafted to learn what a draft gains here.
+        expected, gained: decayed sums of tokens that its trees promised, and of accepted ones.
+        scale: what the gains of its last tree were multiplied by.
+    """
 
     of_base: Any
     matrix: TransitionMatrix
@@ -60,8 +67,26 @@ class UnionState:
     sampled: AcceptanceModel
     acceptance: AcceptanceModel
     tries: int = 0
+    expected: float = _PRIOR
+    gained: float = _PRIOR
+    scale: float = 1.0
     grown: Growth | None = None
     order: Sequence[int] = ()
+
+    @property
+    def kept(self) -> float:
+        """The share of its expected gains that this request's trees have had: texts differ from those that the
+        acceptance model has learned from, most of all in how far a match goes on."""
+        return min(self.gained / self.expected, 1.0)
+
+    def learn(self, accepted: int) -> None:
+        """Compare the last tree with its outcome. A round is one event, however long its chains."""
+        assert self.grown is not None, "a tree has been verified"
+        promised = self.grown.gain / self.scale
+        if promised:
+            weight = min(promised, _MOST)
+            self.expected = self.expected * _KEPT + weight
+            self.gained = self.gained * _KEPT + weight * accepted / promised
 
 
 class UnionProposer(Nested):
@@ -221,6 +246,8 @@ class UnionProposer(Nested):
         Args:
             wanted_gain: growth without prices of time stops as soon as this gain is out of reach.
         """
+        for state, request in zip(states, requests, strict=True):
+            state.scale = 1.0 if request.prices is None else state.kept
         wanted = [
             GrowthRequest(
                 stream=request.stream,
@@ -233,17 +260,21 @@ class UnionProposer(Nested):
                 min_prob=self._plan.min_prob,
                 draft=None if drafts is None else drafts[index],
                 wanted_gain=0.0 if request.prices is not None else wanted_gain,
-                prices=request.prices,
+                prices=request.prices and replace(request.prices, rate=request.prices.rate / state.scale),
             )
             for index, (state, request) in enumerate(zip(states, requests, strict=True))
         ]
-        return self.grower.grow(wanted)
+        grown = self.grower.grow(wanted)
+        for state, one in zip(states, grown, strict=True):
+            one.gains = [gain * state.scale for gain in one.gains]
+        return grown
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         super().observe(states, observations)
         started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
             if state.grown is not None:
+                state.learn(len(observation.verdict.path) - 1)
                 lessons.append(_lesson(state.acceptance, state.grown, state.order, observation))
         self.grower.learn(lessons)
         self._learning_ms = (perf_counter() - started) * 1e3

@@ -139,6 +139,32 @@ def test_every_request_tries_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(watched.asked) == request * 4 * len(PROMPTS)
 
 
+def test_promises_that_are_not_kept_count_less() -> None:
+    """Guards against a text in which matches lead astray, and every long one is verified all the same; against one long
+    failure that ends drafting; and against promises that count for more than they say."""
+    union = made(toy_draft(), PRICED)
+    state, fresh = (union.open(slot) for slot in range(2))
+    (grown,) = union._grow([state], priced(FREE)[:1])
+    state.grown = grown
+    state.learn(0)
+    assert 0.8 < state.kept < 1
+    for _ in range(60):
+        state.learn(0)
+    assert state.kept < 0.2
+    ((less,), (same,), (unpriced,)) = (
+        union._grow([state], priced(FREE)[:1]),
+        union._grow([fresh], priced(FREE)[:1]),
+        union._grow([state], wishes()[:1]),
+    )
+    assert same.gains == pytest.approx(grown.gains)
+    assert less.gains == pytest.approx([gain * state.kept for gain in grown.gains])
+    assert unpriced.gains[: len(grown.gains)] == pytest.approx(grown.gains)
+    for _ in range(200):
+        fresh.grown = same
+        fresh.learn(len(same.gains))
+    assert fresh.kept == 1
+
+
 def test_a_round_without_trees_asks_nobody() -> None:
     """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
     base = Watched(toy_draft())
