@@ -63,14 +63,13 @@ class Block {
     const int from = std::max(span * kSpan, first_low_ / kTile * kTile), to = std::min((span + 1) * kSpan, last_end_);
     for (int tile = from; tile < to; tile += kTile) {
       open_tile(tile);
-      for (int v = 0; v < vectors; ++v) {
-        score(v);
-        const Sums own = sums_at(sums, v, width_);
-        const bool hides = tile < last_low_ || tile + kTile > first_end_;
-        if (amx_) hides ? weigh<true, true>(v, own) : weigh<true, false>(v, own);
-        else hides ? weigh<false, true>(v, own) : weigh<false, false>(v, own);
-        mix(v, own.values);
-      }
+      int v = 0;
+      if constexpr (kVectorsAtOnce > 1)
+        if (!ends_here_ && width_ % kSharedAtOnce == 0) {
+          for (; v + kVectorsAtOnce <= vectors; v += kVectorsAtOnce) take<kVectorsAtOnce>(v, sums);
+          if (v + 2 == vectors) take<2>(v, sums), v += 2;
+        }
+      for (; v < vectors; ++v) take<1>(v, sums);
     }
   }
 
@@ -110,6 +109,26 @@ class Block {
     std::vector<float> floats;
     std::vector<uint16_t> halves;
   };
+
+  // Add a tile to the sums of V vectors of queries.
+  template <int V>
+  void take(int v, float* sums) {
+    if constexpr (V > 1) score_together<V>(v);
+    else score(v);
+    const bool hides = tile_ < last_low_ || tile_ + kTile > first_end_;
+    for (int each = 0; each < V; ++each) {
+      const Sums own = sums_at(sums, v + each, width_);
+      float* scores = scores_ + each * kTile * kLanes;
+      if (amx_) hides ? weigh<true, true>(v + each, scores, own) : weigh<true, false>(v + each, scores, own);
+      else hides ? weigh<false, true>(v + each, scores, own) : weigh<false, false>(v + each, scores, own);
+    }
+    float* values = sums_at(sums, v, width_).values;
+    if constexpr (V > 1)
+      for (int from = 0; from < together_; from += kSummed)
+        mix_shared<V>(wide_values_ + size_t(from) * width_, std::min(kSummed, together_ - from), width_,
+                      scores_ + from * kLanes, kTile * kLanes, values);
+    else mix(v, values);
+  }
 
   // What each row sees, and within which bounds all of them do.
   void look(const Part& part, int first, int rows) {
@@ -210,6 +229,19 @@ class Block {
       store(out + at * kLanes, load(out + at * kLanes) * scales[at]);
   }
 
+  // Scores of a tile that is stored in order, for V vectors of queries.
+  template <int V>
+  void score_together(int v) {
+    const float* query = &query_[size_t(v) * width_ * kLanes];
+    score_shared<V>((const float*)tile_keys_, width_, together_, query, scores_, kTile * kLanes);
+    for (int each = 0; each < V; ++each) {
+      float* scores = scores_ + each * kTile * kLanes;
+      for (int at = 0; kIsBytes && at < together_; ++at)
+        store(scores + at * kLanes, load(scores + at * kLanes) * tile_key_scales_[at]);
+      cap(scores);
+    }
+  }
+
   const Seen& seen_by(int query) const { return seen_[query / group_]; }
 
   // Scores of a tile: of what is stored in order for all queries at once, of the rest by the rows that each sees.
@@ -222,8 +254,12 @@ class Block {
         scores_[(position - tile_) * kLanes + lane] = tail_scores_[(row - straight_) * kLanes + lane];
       });
     }
+    cap(scores_);
+  }
+
+  void cap(float* scores) const {
     if (sight_->softcap > 0)
-      for (int at = 0; at < kTile * kLanes; at += kLanes) store(scores_ + at, capped(load(scores_ + at)));
+      for (int at = 0; at < kTile * kLanes; at += kLanes) store(scores + at, capped(load(scores + at)));
   }
 
   // Do `work` for the positions of a tile that are not stored in order, for every query of a vector that sees them.
@@ -251,7 +287,7 @@ class Block {
   // Scores become weights, relative to the largest score so far. Kinds: whether they are rounded to bfloat16, for AMX;
   // whether some queries do not see all positions of the tile.
   template <bool Rounds, bool Hides>
-  void weigh(int v, const Sums& sums) {
+  void weigh(int v, float* scores, const Sums& sums) {
     const Lanes factor = all(sight_->scaling * 1.44269504f);
     IntLanes low, end;
     std::memcpy(&low, &low_[v * kLanes], sizeof low), std::memcpy(&end, &end_[v * kLanes], sizeof end);
@@ -263,7 +299,7 @@ class Block {
     Lanes best[4] = {all(kHidden), all(kHidden), all(kHidden), all(kHidden)};
     for (int at = 0; at < kTile; at += 4)
       for (int each = 0; each < 4; ++each)
-        best[each] = larger(best[each], seen(at + each, load(scores_ + (at + each) * kLanes), kHidden));
+        best[each] = larger(best[each], seen(at + each, load(scores + (at + each) * kLanes), kHidden));
     const Lanes before = load(sums.most);
     const Lanes most = larger(before, larger(larger(best[0], best[1]), larger(best[2], best[3])) * factor);
     if (std::memcmp(&most, &before, sizeof most)) {
@@ -276,7 +312,7 @@ class Block {
     for (int at = 0; at < kTile; at += 4) {
       Lanes weights[4];
       for (int each = 0; each < 4; ++each) {
-        float* own = scores_ + (at + each) * kLanes;
+        float* own = scores + (at + each) * kLanes;
         const Lanes power = power_of_two<Rounds>(fma(load(own), factor, -most));
         weights[each] = seen(at + each, Rounds ? as_bfloat16(power) : power, 0);
         total[each] += weights[each];
@@ -360,7 +396,7 @@ class Block {
   std::vector<uint16_t> turned_values_;  // [halves][width][kSummed]
   std::vector<uint8_t> is_seen_;
   std::vector<Weighted> sides_[2];       // of positions even and odd
-  alignas(64) float scores_[kTile * kLanes] = {};
+  alignas(64) float scores_[kVectorsAtOnce * kTile * kLanes] = {};
   alignas(64) uint16_t weights_[kTile * kLanes] = {};
 };
 

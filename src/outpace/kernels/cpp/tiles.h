@@ -19,6 +19,9 @@
 constexpr int kTile = 64;  // positions between two looks at the largest score
 constexpr int kSummed = 32;  // positions summed before they are added
 constexpr int kKeysAtOnce = 8, kNumbersAtOnce = 8;  // as many sums as it takes to keep a core busy
+// Vectors of queries that share what is read of a key or value, 4 keys or numbers at a time. AVX2 broadcasts a number by
+// an instruction of its own, and has registers for 12 sums; AVX-512 broadcasts within a product.
+constexpr int kVectorsAtOnce = kLanes == 8 ? 3 : 1, kSharedAtOnce = 4;
 
 // 2^x for x up to 126, and 2^-126 below that, with an error of 2^-23; of 2^-13 where `Roughly`, which is less than
 // rounding to bfloat16 leaves.
@@ -54,6 +57,26 @@ static inline void score_keys(const float* keys, int width, int count, const flo
       for (int each = 0; each < kKeysAtOnce; ++each) sums[each] = fma(all(key[each][d]), numbers, sums[each]);
     }
     for (int each = 0; each < kKeysAtOnce; ++each) store(out + (first + each) * kLanes, sums[each]);
+  }
+}
+
+// The same for V vectors of queries [V][width][kLanes], with `step` numbers from a vector's scores to the next one's.
+template <int V>
+static inline void score_shared(const float* keys, int width, int count, const float* queries, float* out, int step) {
+  for (int first = 0; first < count; first += kSharedAtOnce) {
+    const float* key[kSharedAtOnce];
+    for (int each = 0; each < kSharedAtOnce; ++each) key[each] = keys + size_t(std::min(first + each, count - 1)) * width;
+    Lanes sums[V][kSharedAtOnce] = {};
+    for (int d = 0; d < width; ++d) {
+      Lanes numbers[V];
+      for (int v = 0; v < V; ++v) numbers[v] = load(queries + (v * width + d) * kLanes);
+      for (int each = 0; each < kSharedAtOnce; ++each) {
+        const Lanes number = all(key[each][d]);
+        for (int v = 0; v < V; ++v) sums[v][each] = fma(number, numbers[v], sums[v][each]);
+      }
+    }
+    for (int v = 0; v < V; ++v)
+      for (int each = 0; each < kSharedAtOnce; ++each) store(out + v * step + (first + each) * kLanes, sums[v][each]);
   }
 }
 
@@ -116,6 +139,32 @@ static inline void mix_values(const std::vector<Weighted>& even, const std::vect
       float* own = out + (from + d) * kLanes;
       store(own, load(own) + (sums[0][d] + sums[1][d]));
     }
+  }
+}
+
+// The same for V vectors of queries and `count` positions in order, at most 32: out [V][width + 2][kLanes]; weights with
+// `step` numbers from a vector's to the next one's. Width is a multiple of 4.
+template <int V>
+static inline void mix_shared(const float* values, int count, int width, const float* weights, int step, float* out) {
+  for (int from = 0; from < width; from += kSharedAtOnce) {
+    Lanes sums[2][V][kSharedAtOnce];
+    for (int side = 0; side < 2; ++side) {
+      Lanes own[V][kSharedAtOnce] = {};
+      for (int at = side; at < count; at += 2) {
+        Lanes shares[V];
+        for (int v = 0; v < V; ++v) shares[v] = load(weights + v * step + at * kLanes);
+        for (int d = 0; d < kSharedAtOnce; ++d) {
+          const Lanes number = all(values[size_t(at) * width + from + d]);
+          for (int v = 0; v < V; ++v) own[v][d] = fma(number, shares[v], own[v][d]);
+        }
+      }
+      std::memcpy(sums[side], own, sizeof own);
+    }
+    for (int v = 0; v < V; ++v)
+      for (int d = 0; d < kSharedAtOnce; ++d) {
+        float* to = out + (v * (width + 2) + from + d) * kLanes;
+        store(to, load(to) + (sums[0][v][d] + sums[1][v][d]));
+      }
   }
 }
 
