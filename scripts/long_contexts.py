@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 class WrittenOnce:
-    """Stands in for a target's `prefill`: a chunk is computed the first time, and afterwards restored.
+    """Stands in for a target's `run_pass`: a chunk is computed the first time, and afterwards restored.
 
     Args:
         taps: hidden states that any method needs.
@@ -35,17 +35,19 @@ class WrittenOnce:
 
     def __init__(self, model: outpace.Model, taps: Collection[int]) -> None:
         self.taps, self._target = tuple(sorted(taps)), model.target
-        self._compute, self.chunks = model.target.prefill, dict[int, dict[str, Any]]()  # by first position
-        model.target.prefill = self  # type: ignore[method-assign]
+        self._compute, self.chunks = model.target.run_pass, dict[int, dict[str, Any]]()  # by first position
+        model.target.run_pass = self  # type: ignore[method-assign]
 
-    def __call__(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
+    def __call__(self, chunks: Sequence[Chunk], *trees: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        if not chunks:
+            return self._compute(chunks, *trees)
         (chunk,) = chunks
         kv, size = self._target.kv, len(chunk.tokens)
         start = kv.lengths[chunk.slot]
         rows = slice(start, start + size)
         known = self.chunks.get(start)
         if known is None or not torch.equal(known["tokens"], chunk.tokens):
-            (output,) = self._compute([replace(chunk, want_top=True, taps=self.taps)])
+            (output,), _ = self._compute([replace(chunk, want_top=True, taps=self.taps)], *trees)
             stored = [storage[:, chunk.slot, :, rows].clone() for storage in kv.storages]
             known = {"tokens": chunk.tokens, "rows": stored, "top": output.top_ids, "features": output.features}
             if output.last is not None:
@@ -57,7 +59,8 @@ class WrittenOnce:
                 storage[:, chunk.slot, :, rows] = stored
             kv.commit([chunk.slot], [range(size)])
         last = NodeOutputs(*known["last"]) if "last" in known else None
-        return [ChunkOutput(known["top"] if chunk.want_top else None, last, self._features(known, chunk.taps))]
+        top = known["top"] if chunk.want_top else None
+        return [ChunkOutput(top, last, self._features(known, chunk.taps))], []
 
     def _features(self, known: dict[str, Any], taps: Sequence[int]) -> Tensor | None:
         if not taps:

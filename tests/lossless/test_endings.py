@@ -8,7 +8,7 @@ import torch
 
 from outpace.core.drafting import Candidates, Frontier, StaticShape
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, NodeOutputs, Proposer, Stream
+from outpace.core.protocols import Chunk, ChunkOutput, DraftRequest, NodeOutputs, Proposer, Stream
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, decode
@@ -31,14 +31,18 @@ class Watched(ToyTarget):
 
     verified = below = 0
 
-    def forward(
-        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
-    ) -> list[NodeOutputs]:
+    def run_pass(
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        taps: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
         for tree in trees:
             paths = node_paths(tree)
             self.verified += len(paths) - 1
             self.below += sum(bool({*path[:-1]} & {*EOS}) for path in paths)
-        return super().forward(slots, trees, taps)
+        return super().run_pass(chunks, slots, trees, taps)
 
 
 def raced(method: str, params: list[SamplingParams]) -> tuple[Watched, int]:

@@ -103,7 +103,7 @@ def decode_rows(target: Any, ids: Sequence[int]) -> torch.Tensor:
     world().engine.forget_prefixes()  # slot 0 is overwritten
     target.rewind_slot(0, 0)
     (tree,) = [DraftTree.chain(torch.tensor(ids))]
-    (outputs,) = target.forward([0], [tree], [()])
+    _, (outputs,) = target.run_pass((), [0], [tree], [()])
     rows: torch.Tensor = outputs.logits.float()
     return rows
 

@@ -179,13 +179,18 @@ class PassCosts:
         self._file = file
         self._measured, self._context_ms = _read(file)
         self._factors: dict[int, deque[float]] = {}  # by size of context
-        self._times: dict[tuple[int, int, int], PassTimes] = {}
+        self._times: dict[tuple[int, int, int, int], PassTimes] = {}
         self._rounds = 0
 
     @property
     def is_known(self) -> bool:
         """Whether passes have been measured."""
         return bool(self._measured)
+
+    @property
+    def row_ms(self) -> float:
+        """Milliseconds of a further row of a pass that has many."""
+        return (self._measured[-1] - self._measured[-2]) / (ROWS[-1] - ROWS[-2])
 
     def set_measured(self, ms: Sequence[float], context_ms: tuple[float, float] = (0.0, 0.0)) -> None:
         """Take over measured times, and write the cache file.
@@ -225,11 +230,13 @@ class PassCosts:
         below, above = self._measured[:index], self._measured[index + 1 :]
         self._measured = [*(min(ms, moved) for ms in below), moved, *(max(ms, moved) for ms in above)]
 
-    def times(self, requests: int, context: int, nodes: int) -> PassTimes:
-        """Times of passes of some requests with 0 to `nodes` drafted nodes in all, after contexts of such a length."""
-        key = requests, context.bit_length(), nodes  # until the next refresh, contexts hardly grow
+    def times(self, requests: int, context: int, nodes: int, others: int = 0) -> PassTimes:
+        """Times of passes of some requests with 0 to `nodes` drafted nodes in all, after contexts of such a length, and
+        with so many other rows."""
+        key = requests, context.bit_length(), nodes, others  # until the next refresh, contexts hardly grow
         if key not in self._times:
-            factor, rows = self._factor(context), range(requests, requests + nodes + 1)
+            first = requests + others
+            factor, rows = self._factor(context), range(first, first + nodes + 1)
             self._times[key] = PassTimes(tuple(self._expected(requests, count, context) * factor for count in rows))
         return self._times[key]
 

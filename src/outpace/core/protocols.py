@@ -128,11 +128,15 @@ class Target(Protocol):
     def copy_slot(self, source: int, goal: int, length: int) -> None:
         """Fill a slot with the first `length` committed tokens of another, or of itself, and nothing else."""
 
-    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
-
-    def forward(
-        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]]
-    ) -> list[NodeOutputs]: ...
+    def run_pass(
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        taps: Sequence[tuple[int, ...]],
+    ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        """Append prompt chunks to their slots and compute every node of the trees, of other slots, in one pass. Nothing
+        of the trees is committed."""
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None: ...
 

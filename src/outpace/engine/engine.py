@@ -16,7 +16,9 @@ from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target, check_proposer
 from outpace.engine.admission import Admission, Roster
-from outpace.engine.round import Pricing, run_prefill, run_round
+from outpace.engine.pricing import Pricing
+from outpace.engine.prompts import Prompts, written_of
+from outpace.engine.round import run_round, write_prompts
 from outpace.engine.session import Gain, KeptSlot, Session, Stop, StopChecker
 from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost
@@ -76,23 +78,30 @@ class Steps:
 
     @torch.inference_mode()
     def make(self, sessions: Sequence[Session]) -> None:
-        """Admit what fits, write one prompt chunk per new request, run one round for the others."""
+        """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others."""
         self._roster.prune()
         self._admission.admit(sessions)
         gains = self._begin([session for session in sessions if session.slot is not None])
         filling = [gain for gain in gains if gain.session.is_filling]
         decoding = [gain for gain in gains if not gain.session.is_filling]
-        follows = any(gain.session.is_priced or gain.session.is_sized for gain in gains)
-        pricing = self._pricing if follows else None
-        if filling:
-            is_crowded = pricing is not None and not pricing.pays(len(gains))
-            run_prefill(self._target, filling, self._prefill_chunk, is_crowded)
+        prompts = self._prompts(filling, decoding) if filling else None
         if decoding:
-            run_round(self._target, decoding, pricing)
+            run_round(self._target, decoding, self._pricing, prompts)
+        elif prompts is not None:
+            write_prompts(self._target, prompts, self._pricing)
         for gain in gains:
             if gain.error is not None:
                 gain.end(Stop("error"))
         self._commit(gains)
+
+    def _prompts(self, filling: Sequence[Gain], decoding: Sequence[Gain]) -> Prompts:
+        """The next chunks of prompts, as large as their time allows."""
+        rows, is_busy = self._prefill_chunk * len(filling), bool(decoding)
+        if self._pricing is not None:
+            context = written_of([gain.session for gain in filling])
+            rows = min(rows, self._pricing.prompt_rows([gain.session for gain in decoding], context))
+            is_busy = is_busy or not self._pricing.pays(len(filling))
+        return Prompts(filling, rows, self._prefill_chunk, is_busy)
 
     def end(self, sessions: Sequence[Session]) -> None:
         """End requests that were cancelled."""
@@ -168,6 +177,8 @@ class Engine:
         costs: of passes; None plans no rounds by prices.
         grammar_tokenizer: makes the model's tokenizer for grammars (llguidance's `LLTokenizer`) on first use; None
             refuses grammars.
+        prefill_chunk: rows of a prompt in a pass at most.
+        prompt_slowdown: how many times as long a round may take while prompts are written in its pass.
     """
 
     def __init__(
@@ -177,13 +188,16 @@ class Engine:
         prefill_chunk: int = 256,
         costs: PassCosts | None = None,
         grammar_tokenizer: Callable[[], Any] | None = None,
+        prompt_slowdown: float = 2.5,
     ) -> None:
         self.target = target
         self._grammars = None if grammar_tokenizer is None else Grammars(grammar_tokenizer)
         self._new_detokenizer = new_detokenizer
         self._request_ids = count()
         self._roster = Roster(target.max_slots)
-        self._steps = Steps(target, self._roster, prefill_chunk, None if costs is None else Pricing(costs))
+        self._steps = Steps(
+            target, self._roster, prefill_chunk, None if costs is None else Pricing(costs, prompt_slowdown)
+        )
         self._turns = Turns()
         self._has_prices = costs is not None
 
@@ -305,7 +319,7 @@ class Engine:
             pass
 
     def step(self, only: Sequence[Session] | None = None) -> None:
-        """Admit what fits, write one prompt chunk per new request, run one round for the others.
+        """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others.
 
         What a request gains is appended to its session's `events`. Where another thread is making a step, this waits
         for that one instead.

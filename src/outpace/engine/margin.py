@@ -66,7 +66,8 @@ def decision_margin(
     for start in range(0, len(ids), chunk):
         part = torch.tensor(ids[start : start + chunk])
         is_last = start + chunk >= len(ids)
-        last = target.prefill([Chunk(slot, part, want_top=False, is_last=is_last)])[0].last
+        (output,), _ = target.run_pass([Chunk(slot, part, want_top=False, is_last=is_last)], (), (), ())
+        last = output.last
     assert last is not None, "ids holds the prompt, so there is a last position"
     eos = target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
     history = History(ids[:prompt_length], ids[prompt_length:], eos)

@@ -1,202 +1,30 @@
 """One round: plan budgets, propose token trees, verify them in one target pass, commit one path each, and observe.
 
-Plans follow measured times of passes and what requests gain, both learned from clocks.
+The pass also writes the next chunks of prompts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
-from weakref import WeakKeyDictionary
 
-import torch
-
-from outpace.budget.costs import ROWS, Averages, PassCosts, PassTimes, Prices, averaged
-from outpace.budget.decisions import RoundRates, TreeSizes
-from outpace.core.events import RoundTrace, TokenLogprob
+from outpace.core.events import RoundTrace
 from outpace.core.protocols import (
-    NO_TOKEN,
-    Chunk,
     DraftRequest,
     NodeOutputs,
     Observation,
-    PromptChunk,
-    Proposer,
     Target,
     Verdict,
     check_sizes,
     check_tree,
     proposed,
 )
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar
-from outpace.engine.session import Gain, Session
-from outpace.kernels.draw import draw_natively, draws_natively
-from outpace.lib.errors import InvalidRequest, NonFiniteLogits
-from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw, match, rejection, token_logprobs
-
-_KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
-_PACE_KEPT = 0.95  # of what a request gained
-_REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """How a round drafts.
-
-    Attributes:
-        budgets: drafted nodes of each request at most.
-        prices: of each request; None for those that follow none.
-        is_drafted: false where requests that follow prices or sizes draft nothing, since rounds are faster so.
-    """
-
-    budgets: Sequence[int]
-    prices: Sequence[Prices | None]
-    is_drafted: bool = True
-
-
-class Pricing:
-    """Plans rounds by prices that it learns from their clocks.
-
-    Clocks decide which nodes are taken, and never what is generated: under "match" the target's own draws decide,
-    whatever the tree. Under "rejection" the tree affects the answer, so that such requests get no prices.
-    """
-
-    def __init__(self, costs: PassCosts) -> None:
-        self._costs = costs
-        self._ms = Averages(_KEPT)  # of a round, by its number of requests
-        self._paces: WeakKeyDictionary[Session, float] = WeakKeyDictionary()  # tokens gained per round
-        self._pace: float | None = None  # of all requests
-        self._sizes: WeakKeyDictionary[Proposer, TreeSizes] = WeakKeyDictionary()
-        self._rates = RoundRates()
-
-    def plan(self, target: Target, sessions: Sequence[Session]) -> RoundPlan:
-        """How the next round of these requests drafts. Passes are measured when this is first needed.
-
-        A request gets its own budget; or fewer nodes, where it shares the round, its method follows no prices itself,
-        and more nodes do not pay.
-        """
-        count, budgets = len(sessions), [session.budget for session in sessions]
-        nothing: list[Prices | None] = [None] * count
-        if not _follow(sessions):
-            return RoundPlan(budgets, nothing)
-        if count > 1 and not self._rates.drafts(count):
-            follow = [session.is_priced or session.is_sized for session in sessions]
-            own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
-            return RoundPlan(own, nothing, is_drafted=False)
-        times = self._times(target, sessions)
-        paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
-        each = count / self._ms.known.get(count, times.ms[0])
-        prices = [
-            Prices(pace * each, times, pace) if session.is_priced else None
-            for session, pace in zip(sessions, paces, strict=True)
-        ]
-        rate = sum(paces) / self._ms.known.get(count, times.ms[0])
-        for proposer, members in _sized(sessions).items():
-            sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
-            for index, nodes in zip(members, sizes.budgets(len(members), times, rate), strict=True):
-                budgets[index] = nodes
-        return RoundPlan(budgets, prices)
-
-    def pays(self, count: int) -> bool:
-        """Whether drafting pays in rounds of so many requests, as far as is known."""
-        return count == 1 or self._rates.pays(count)
-
-    def learn(
-        self,
-        sessions: Sequence[Session],
-        plan: RoundPlan,
-        trees: Sequence[DraftTree],
-        verdicts: Mapping[int, Verdict],
-        clock: "Phases",
-        tokens: Sequence[int],
-    ) -> None:
-        """Learn from a round, if any of its requests follows prices."""
-        if not _follow(sessions):
-            return
-        if len(sessions) > 1:
-            self._rates.advance(len(sessions), plan.is_drafted)
-            if plan.is_drafted or all(len(tree) == 1 for tree in trees):
-                self._rates.learn(len(sessions), sum(tokens), clock.ms())
-        self.learn_times(sessions, sum(map(len, trees)), clock.ms("forward", "verify"), clock.ms(), tokens)
-        for proposer, members in (_sized(sessions) if plan.is_drafted else {}).items():
-            ms = clock.ms("draft") if len(members) == len(sessions) else None
-            seen = [_seen(trees[index], verdicts.get(index)) for index in members]
-            self._sizes[proposer].learn([plan.budgets[index] for index in members], seen, ms)
-
-    def learn_times(
-        self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]
-    ) -> None:
-        """Learn how long a round took, and what each request gained in tokens."""
-        self._costs.learn(len(sessions), rows, _context(sessions), pass_ms)
-        self._ms.learn(len(sessions), round_ms)
-        for session, gained in zip(sessions, tokens, strict=True):
-            self._paces[session] = averaged(self._paces.get(session, self._pace), float(gained), _PACE_KEPT)
-        self._pace = averaged(self._pace, sum(tokens) / len(tokens), _KEPT)
-
-    def _times(self, target: Target, sessions: Sequence[Session]) -> PassTimes:
-        """Of passes of these requests, for all numbers of nodes that they may have together."""
-        if not self._costs.is_known:
-            first = sessions[0]
-            assert first.slot is not None, "a session in a round has a slot"
-            measure(self._costs, target, first.slot, first.ids[-1], first.written)
-        return self._costs.times(len(sessions), _context(sessions), sum(session.budget for session in sessions))
-
-
-def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
-    """Estimate or time passes after the contents of a slot, which stays as it was. Rounds correct the times.
-
-    Args:
-        token: what the passes compute.
-        context: tokens in the slot, whose time is subtracted where the target knows it.
-    """
-    context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
-    if hasattr(target, "estimated_times") and (times := target.estimated_times(ROWS)) is not None:
-        costs.set_measured(times, context_ms)
-        return
-    trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
-    # The largest allocates memory; where passes are captured as graphs, each size is captured first.
-    for tree in trees if getattr(target, "captures", False) else trees[-1:]:
-        _seconds(target, slot, tree)
-    seconds: list[list[float]] = []
-    while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
-        seconds.append([_seconds(target, slot, tree) for tree in trees])
-    each, row = context_ms
-    measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
-    without = [ms - context * (each + row * rows) for rows, ms in zip(ROWS, measured, strict=True)]
-    costs.set_measured([max(less, ms / 10) for less, ms in zip(without, measured, strict=True)], context_ms)
-
-
-def _seconds(target: Target, slot: int, tree: DraftTree) -> float:
-    started = perf_counter()
-    (outputs,) = target.forward([slot], [tree], [()])
-    outputs.top_ids.tolist()  # waits for a GPU
-    return perf_counter() - started
-
-
-def _seen(tree: DraftTree, verdict: Verdict | None) -> tuple[int, list[int]] | None:
-    """The method's own nodes in a tree, and the accepted ones; not those that a grammar forces."""
-    own = len(tree) - tree.forced
-    return None if verdict is None else (own - 1, [node for node in verdict.path[1:] if node < own])
-
-
-def _follow(sessions: Sequence[Session]) -> bool:
-    """Whether any request of a round follows prices or sizes. A single request's method drafts as configured."""
-    return any(session.is_priced or (session.is_sized and len(sessions) > 1) for session in sessions)
-
-
-def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
-    """Places of the requests whose budgets follow sizes, by proposer."""
-    groups: dict[Proposer, list[int]] = {}
-    for index, session in enumerate(sessions):
-        if session.is_sized and len(sessions) > 1:
-            groups.setdefault(session.proposer, []).append(index)
-    return groups
-
-
-def _context(sessions: Sequence[Session]) -> int:
-    """Average length of the requests' contexts."""
-    return sum(len(session.ids) for session in sessions) // len(sessions)
+from outpace.engine.pricing import Pricing, RoundPlan
+from outpace.engine.prompts import FAST_DRAW, Prompts
+from outpace.engine.session import Gain, Session, by_proposer
+from outpace.engine.sound import keep_sound, logprobs
+from outpace.sampling.draw import BatchDraw, RejectionDraw, match, rejection
 
 
 class Phases:
@@ -238,22 +66,22 @@ class Phases:
                 metrics.decode_ms = gain.since_first_token(self._last)
 
 
-FAST_DRAW = FastDraw(draws_natively, draw_natively)
-
-
-def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = None) -> None:
+def run_round(
+    target: Target, gains: Sequence[Gain], pricing: Pricing | None = None, prompts: Prompts | None = None
+) -> None:
     """Advance every session by one round: 1 to K + 1 tokens.
 
     Args:
         gains: of requests of any mix of methods, lengths, temperatures and tree sizes. A request whose logits are not
             finite on its path, or whose options leave no token there, gains an error and no tokens.
         pricing: plans the round; None for the requests' own budgets.
+        prompts: of other requests, which the pass writes too.
     """
     sessions = [gain.session for gain in gains]
     slots = [_slot(session) for session in sessions]
     plan = RoundPlan([session.budget for session in sessions], [None] * len(sessions))
     if pricing is not None:
-        plan = pricing.plan(target, sessions)
+        plan = pricing.plan(target, sessions, 0 if prompts is None else prompts.rows)
     phase = Phases()
     with phase("draft"):
         trees = propose(target, sessions, plan)
@@ -268,7 +96,7 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
                 trees[index], tokens[index] = kept, kept.tokens.tolist()
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
-        outputs = target.forward(slots, trees, taps)
+        written, outputs = target.run_pass([] if prompts is None else prompts.chunks, slots, trees, taps)
     with phase("verify"):
         verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs), tokens)
     with phase("commit"):
@@ -287,8 +115,25 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
+    if prompts is not None:
+        prompts.take(written)
     if pricing is not None:
-        pricing.learn(sessions, plan, trees, verdicts, phase, [len(gain.tokens) for gain in gains])
+        tokens_gained = [len(gain.tokens) for gain in gains]
+        if prompts is None:
+            pricing.learn(sessions, plan, trees, verdicts, phase, tokens_gained)
+        else:
+            pricing.learn_paces(sessions, tokens_gained)
+            rows = sum(map(len, trees))
+            pricing.learn_prompts(sessions, prompts.context, prompts.rows, rows, phase.ms("forward"))
+
+
+def write_prompts(target: Target, prompts: Prompts, pricing: Pricing | None = None) -> None:
+    """Write the next chunks of prompts in a pass of their own."""
+    started = perf_counter()
+    written, _ = target.run_pass(prompts.chunks, (), (), ())
+    if pricing is not None:
+        pricing.learn_prompts((), prompts.context, prompts.rows, 0, (perf_counter() - started) * 1e3)
+    prompts.take(written)
 
 
 def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
@@ -340,55 +185,6 @@ def verify(
     return [verdicts[index] for index in range(len(sessions))]
 
 
-def keep_sound(
-    gains: Sequence[Gain],
-    outputs: Sequence[NodeOutputs],
-    verdicts: Sequence[Verdict],
-    tokens: Sequence[Sequence[int]],
-) -> dict[int, Verdict]:
-    """The verdicts whose path has finite logits and a next token; the other sessions get an error.
-
-    Only nodes on the path count: plain decoding would not have computed the others. NaN and infinity sort first, so
-    that the top logit is checked. Where no token is left after accepted drafts, the answer may have ended before: the
-    round then ends with the last of them, and the next round, if any, finds no token.
-    """
-    is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
-    sound: dict[int, Verdict] = {}
-    for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
-        session = gain.session
-        depth = None
-        if not is_finite:
-            nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
-            depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
-        if depth is None and verdict.next_token == NO_TOKEN and verdict.accepted_drafts:
-            sound[index] = Verdict(verdict.path[:-1], tokens[index][verdict.path[-1]])
-        elif depth is None and verdict.next_token != NO_TOKEN:
-            sound[index] = verdict
-        elif depth is None:
-            failed = session.constraint is not None and session.constraint.error
-            gain.error = InvalidRequest(
-                f"request {session.request_id}: grammar={session.params.grammar}: at position {len(session.ids)} it is "
-                f"too much for the grammar library ({failed}); simplify it"
-                if failed
-                else f"request {session.request_id}: its grammar, penalties, logit_bias, bad words and min_new_tokens "
-                f"leave no token to choose at position {len(session.ids)}: relax them"
-            )
-        else:
-            gain.error = NonFiniteLogits(
-                f"request {session.request_id}: the target's logits for position {len(session.ids) + depth} are not "
-                "finite; check the weights, or load the model with dtype='float32'"
-            )
-    return sound
-
-
-def logprobs(
-    session: Session, outputs: NodeOutputs, path: Sequence[int], tokens: Sequence[int]
-) -> Sequence[TokenLogprob]:
-    """Log-probabilities of the tokens chosen after the nodes of a path, if requested."""
-    count = session.params.logprobs
-    return () if count is None else token_logprobs(outputs, path, tokens, count)
-
-
 def observe(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
@@ -406,54 +202,6 @@ def observe(
             proposer.observe([sessions[index].state for index in sound], observations)
 
 
-def by_proposer(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
-    """Indices of the sessions that share a proposer."""
-    groups: dict[Proposer, list[int]] = {}
-    for index, session in enumerate(sessions):
-        groups.setdefault(session.proposer, []).append(index)
-    return groups
-
-
 def _slot(session: Session) -> int:
     assert session.slot is not None, "a session in a round has a slot"
     return session.slot
-
-
-def run_prefill(target: Target, gains: Sequence[Gain], size: int, is_crowded: bool = False) -> None:
-    """Write the next chunk of every prompt; a prompt that is complete gains its first token.
-
-    Args:
-        is_crowded: drafting does not pay for so many requests. Methods that follow prices then skip the target's top
-            ids in a prompt, which take a product with the whole vocabulary at every position.
-    """
-    sessions, chunks = [gain.session for gain in gains], []
-    for gain in gains:
-        session, needs = gain.session, gain.session.proposer.needs
-        assert session.slot is not None
-        gain.prefilled = min(session.prefilled + size, len(session.prompt_ids))
-        tokens = torch.tensor(session.prompt_ids[session.prefilled : gain.prefilled])
-        is_last = gain.prefilled == len(session.prompt_ids)
-        is_spared = is_crowded and (session.is_priced or session.is_sized)
-        chunks.append(Chunk(session.slot, tokens, needs.top_k > 0 and not is_spared, is_last, needs.taps))
-    outputs = target.prefill(chunks)
-    for proposer, members in by_proposer(sessions).items():
-        states = [sessions[index].state for index in members]
-        seen = []
-        for index in members:
-            session, output = sessions[index], outputs[index]
-            before = session.prompt_ids[session.prefilled - 1] if session.prefilled else NO_TOKEN
-            seen.append(PromptChunk(chunks[index].tokens, output.top_ids, output.features, before))
-        proposer.prefill(states, seen)
-    ready = [(gain, output.last) for gain, output in zip(gains, outputs, strict=True) if output.last is not None]
-    if not ready:
-        return
-    first, last = [gain for gain, _ in ready], [output for _, output in ready]
-    pending = [[gain.session.prompt_ids[-1]] for gain in first]
-    draw = BatchDraw(
-        last, [Topology.chain(1)] * len(first), pending, [gain.session.stream for gain in first], FAST_DRAW
-    )
-    drawn = draw([(index, 0) for index in range(len(first))])
-    verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn], pending)
-    for index, verdict in verdicts.items():
-        token = verdict.next_token
-        first[index].emit([token], logprobs(first[index].session, last[index], (0,), [token]))

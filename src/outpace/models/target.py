@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -152,45 +153,62 @@ class TransformersTarget(PackedModel):
         return (perf_counter() - started) * 1e3
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
-        """Append prompt chunks to their slots.
-
-        Args:
-            chunks: at most one per slot.
-
-        Returns:
-            Per chunk the top ids of all positions if wanted, and the last position's outputs for a prompt's last chunk.
-        """
-        parts = [_part(chunk.slot, chunk.tokens, Topology.chain(len(chunk.tokens)), is_prompt=True) for chunk in chunks]
-        hidden, tapped = self.run_tapped(parts, [tap for chunk in chunks for tap in chunk.taps], captured=False)
-        outputs, start = [], 0
-        for chunk, rows in zip(chunks, hidden.split([len(chunk.tokens) for chunk in chunks]), strict=True):
-            self.kv.commit([chunk.slot], [range(len(chunk.tokens))])
-            top_ids = self.head.top_ids(rows) if chunk.want_top else None
-            features = _concatenated(tapped, chunk.taps, slice(start, start + len(rows)))
-            outputs.append(ChunkOutput(top_ids, self.head(rows[-1:]) if chunk.is_last else None, features))
-            start += len(rows)
-        return outputs
+        """Append prompt chunks to their slots."""
+        return self.run_pass(chunks, (), (), ())[0]
 
     def forward(
         self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
     ) -> list[NodeOutputs]:
-        """Outputs at every node of every tree, in one pass. Nothing is committed.
+        """Outputs at every node of every tree; nothing is committed."""
+        return self.run_pass((), slots, trees, taps)[1]
+
+    def run_pass(
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        taps: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        """Append prompt chunks to their slots, and compute every node of the trees, in one pass.
 
         Args:
-            slots: one slot per tree.
-            trees: at most MAX_TREE_NODES nodes each.
+            chunks: at most one per slot, of slots without a tree.
+            slots: one per tree.
+            trees: at most MAX_TREE_NODES nodes each. Nothing of them is committed.
             taps: per tree, the hidden states to return as features; empty for none.
+
+        Returns:
+            Per chunk the top ids of all positions if wanted, and the last position's outputs for a prompt's last chunk;
+            and the outputs at every node of every tree.
         """
-        parts = [_part(slot, tree.tokens, tree.topology) for slot, tree in zip(slots, trees, strict=True)]
-        hidden, tapped = self.run_tapped(parts, [tap for wanted in taps for tap in wanted])
-        packed = NodeOutputs(*self._captured_head(hidden)) if self.captures else self.head(hidden)
-        outputs, start = [], 0
-        for tree, wanted in zip(trees, taps or [()] * len(trees), strict=True):
-            rows = slice(start, start + len(tree))
-            features = _concatenated(tapped, wanted, rows)
-            outputs.append(NodeOutputs(packed.logits[rows], packed.top_ids[rows], packed.top_logits[rows], features))
-            start += len(tree)
-        return outputs
+        parts = [_part(chunk.slot, chunk.tokens, Topology.chain(len(chunk.tokens))) for chunk in chunks]
+        parts += [_part(slot, tree.tokens, tree.topology) for slot, tree in zip(slots, trees, strict=True)]
+        wanted = [chunk.taps for chunk in chunks] + list(taps or [()] * len(trees))
+        hidden, tapped = self.run_tapped(parts, [tap for own in wanted for tap in own], captured=not chunks)
+        ends = list(itertools.accumulate(len(part.tokens) for part in parts))
+        rows = [slice(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)]
+        features = [_concatenated(tapped, own, each) for own, each in zip(wanted, rows, strict=True)]
+        lasts = [end - 1 for chunk, end in zip(chunks, ends, strict=False) if chunk.is_last]
+        written = sum(len(chunk.tokens) for chunk in chunks)
+        outputs = iter(self._outputs(hidden, lasts, written, [len(tree) for tree in trees]))
+        results = []
+        for chunk, each, own in zip(chunks, rows, features, strict=False):
+            self.kv.commit([chunk.slot], [range(len(chunk.tokens))])
+            top_ids = self.head.top_ids(hidden[each]) if chunk.want_top else None
+            results.append(ChunkOutput(top_ids, next(outputs) if chunk.is_last else None, own))
+        return results, [
+            replace(own, features=each) for own, each in zip(outputs, features[len(chunks) :], strict=True)
+        ]
+
+    def _outputs(self, hidden: Tensor, lasts: Sequence[int], written: int, sizes: Sequence[int]) -> list[NodeOutputs]:
+        """Outputs at some rows of a pass, and then at those of each tree, which follow `written` rows of prompts."""
+        if written:
+            hidden = torch.cat([hidden[lasts], hidden[written:]])
+        if not len(hidden):
+            return []
+        packed = NodeOutputs(*self._captured_head(hidden)) if self.captures and not written else self.head(hidden)
+        parts = [each.split([*[1] * len(lasts), *sizes]) for each in (packed.logits, packed.top_ids, packed.top_logits)]
+        return [NodeOutputs(*own) for own in zip(*parts, strict=True)]
 
     def _head_outputs(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs = self.head(hidden)
@@ -205,8 +223,8 @@ def _milliseconds(layers: Sequence[KernelLinear], rows: int) -> float:
     return (perf_counter() - started) * 1e3
 
 
-def _part(slot: int, tokens: Tensor, shape: Topology, is_prompt: bool = False) -> PassPart:
-    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=is_prompt)
+def _part(slot: int, tokens: Tensor, shape: Topology) -> PassPart:
+    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
 
 
 def _concatenated(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:

@@ -80,7 +80,17 @@ class ToyTarget:
         assert len(self.committed[source]) >= length
         self.committed[goal] = self.committed[source][:length]
 
-    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
+    def run_pass(
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        taps: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        assert not any(taps), "a toy has no hidden states"
+        return self._write(chunks), self._verified(slots, trees)
+
+    def _write(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         outputs = []
         for chunk in chunks:
             ids = self.committed[chunk.slot]
@@ -93,10 +103,7 @@ class ToyTarget:
             outputs.append(ChunkOutput(seen.top_ids if chunk.want_top else None, last))
         return outputs
 
-    def forward(
-        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
-    ) -> list[NodeOutputs]:
-        assert not any(taps), "a toy has no hidden states"
+    def _verified(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         outputs = []
         for slot, tree in zip(slots, trees, strict=True):
             self._passes[slot] = tree

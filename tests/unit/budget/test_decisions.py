@@ -11,7 +11,7 @@ import torch
 from outpace.budget.costs import PassTimes
 from outpace.budget.decisions import Exploration, RoundRates, TimedOption, TreeSizes
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, ChunkOutput
+from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget
 from outpace.trees.proposer import StaticProposer
@@ -113,9 +113,9 @@ class WantedTop(ToyTarget):
         super().__init__(V, max_length=64)
         self.wanted: dict[int, bool] = {}
 
-    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
+    def run_pass(self, chunks: Sequence[Chunk], *trees: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
         self.wanted |= {int(chunk.tokens[0]): chunk.want_top for chunk in chunks}
-        return super().prefill(chunks)
+        return super().run_pass(chunks, *trees)
 
 
 def drafted(rates: RoundRates, rounds: int, count: int, gain: float, ms: float, plain_ms: float = 10.0) -> list[bool]:

@@ -10,9 +10,9 @@ from outpace.budget.costs import ROWS, PassCosts
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Needs, Target
 from outpace.core.tree import DraftTree
-from outpace.engine import round as module
+from outpace.engine import pricing as module
 from outpace.engine.engine import Engine
-from outpace.engine.round import Pricing, measure
+from outpace.engine.pricing import Pricing, measure
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 
@@ -138,7 +138,7 @@ def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
 def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
     """Guards against a rate that never forgets a slow beginning, or that one round upsets."""
     costs = known_costs(tmp_path)
-    pricing, engine = Pricing(costs), Engine(ToyTarget(12, max_length=128), costs=costs)
+    pricing, engine = Pricing(costs, slowdown=2.5), Engine(ToyTarget(12, max_length=128), costs=costs)
     (session,) = engine.add([1, 2], SamplingParams(max_new_tokens=3), Asking())
     session.slot = 0
     for tokens, rounds in ((1, 100), (4, 200)):
@@ -153,7 +153,7 @@ def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path:
     """Guards against a full batch's rate for the few that are left of it, which then draft nothing, and against one
     pace for all."""
     costs = known_costs(tmp_path)
-    pricing, engine = Pricing(costs), Engine(ToyTarget(12, max_length=128), costs=costs)
+    pricing, engine = Pricing(costs, slowdown=2.5), Engine(ToyTarget(12, max_length=128), costs=costs)
     sessions = [engine.add([1, 2], SamplingParams(max_new_tokens=3), Asking())[0] for _ in range(3)]
     for slot, session in enumerate(sessions):
         session.slot = slot

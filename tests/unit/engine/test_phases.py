@@ -8,7 +8,7 @@ import torch
 
 from outpace.core.drafting import Retrieved
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, PromptChunk
+from outpace.core.protocols import ChunkOutput, DraftRequest, NodeOutputs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine import engine
 from outpace.engine import round as timing
@@ -43,9 +43,10 @@ class TimedTarget(ToyTarget):
         super().__init__(VOCAB)
         self._clock = clock
 
-    def forward(self, *arguments: Any, **options: Any) -> list[NodeOutputs]:
-        self._clock.part("forward")
-        return super().forward(*arguments, **options)
+    def run_pass(self, *arguments: Any, **options: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        if arguments[2]:  # trees
+            self._clock.part("forward")
+        return super().run_pass(*arguments, **options)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._clock.part("commit")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.cache.slots import SlotKV
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, ChunkOutput
+from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.sampling.noise import noise_key, uniform
@@ -51,9 +51,9 @@ class Mindful(ToyTarget):
         key = noise_key(hash(tuple(ids)) % 2**31, 5, position)
         return uniform([key], torch.arange(self.vocab_size))[0] * 6
 
-    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
+    def run_pass(self, chunks: Sequence[Chunk], *trees: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
         self.written += sum(len(chunk.tokens) for chunk in chunks)
-        return super().prefill(chunks)
+        return super().run_pass(chunks, *trees)
 
 
 def mindful(**options: Any) -> Engine:
@@ -95,13 +95,14 @@ def test_a_shared_beginning_changes_neither_tokens_nor_trees(method: str, option
         world, trees = World(), list[list[list[int]]]()
         world._answers = [answer.ids for answer in answers]
         world.engine.shares_prefixes = shares
-        forward = world.target.forward
+        run_pass = world.target.run_pass
 
-        def recorded(slots: Any, shown: Any, taps: Any) -> Any:
-            trees.append([tree.tokens.tolist() for tree in shown])
-            return forward(slots, shown, taps)
+        def recorded(chunks: Any, slots: Any, shown: Any, taps: Any) -> Any:
+            if shown:
+                trees.append([tree.tokens.tolist() for tree in shown])
+            return run_pass(chunks, slots, shown, taps)
 
-        world.target.forward = recorded  # type: ignore[method-assign, assignment]
+        world.target.run_pass = recorded  # type: ignore[method-assign, assignment]
         proposer, sessions = world.proposer(method), list[Session]()
         for prompt in prompts:
             sessions += decode(world.engine, [prompt], [params], [proposer])

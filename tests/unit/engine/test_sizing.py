@@ -15,7 +15,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.round import _seen
+from outpace.engine.pricing import _seen
 from outpace.engine.session import Session
 from outpace.methods.catalog import own_budget, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, NodeOutputs, Observation
+from outpace.core.protocols import ChunkOutput, DraftRequest, NodeOutputs, Observation
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Gain
@@ -28,8 +28,8 @@ class Failing(ToyTarget):
         super().__init__(VOCAB, seed=13, **options)
         self.fails: list[BaseException] = []
 
-    def forward(self, *arguments: Any, **options: Any) -> list[NodeOutputs]:
-        outputs = super().forward(*arguments, **options)
+    def run_pass(self, *arguments: Any, **options: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        outputs = super().run_pass(*arguments, **options)
         if self.fails:
             raise self.fails.pop()
         return outputs

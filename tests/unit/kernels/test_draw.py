@@ -7,7 +7,7 @@ import torch
 
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
-from outpace.engine.round import FAST_DRAW
+from outpace.engine.prompts import FAST_DRAW
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.sampling.draw import BatchDraw

@@ -67,17 +67,17 @@ def test_a_target_that_says_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Guards against a 200 without an answer where the model failed, and a server that is done for afterwards."""
     model = tiny_model(tmp_path)
     with serving(model) as one:
-        forward = model.target.forward
+        run_pass = model.target.run_pass
 
         def broken(*args: Any, **options: Any) -> Any:
-            outputs = forward(*args, **options)
+            written, outputs = run_pass(*args, **options)
             for output in outputs:
                 output.logits.fill_(float("nan"))
                 output.top_logits.fill_(float("nan"))
-            return outputs
+            return written, outputs
 
         with monkeypatch.context() as patch:
-            patch.setattr(model.target, "forward", broken)
+            patch.setattr(model.target, "run_pass", broken)
             error = error_of(one.post(CHAT | {"outpace": {"method": "plain"}}), 500)
         assert (error["code"], "finite" in error["message"]) == ("engine_fault", True)
         assert one.chat().choices[0].message.content

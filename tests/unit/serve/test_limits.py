@@ -164,14 +164,14 @@ def test_what_is_prepared_for_too_long(model: Model, monkeypatch: pytest.MonkeyP
 
 def test_a_prompts_time_is_not_the_queues(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a dashboard on which writing prompts looks like waiting for a slot."""
-    usual = model.target.prefill
+    usual = model.target.run_pass
 
-    def slowly(chunks: Any) -> Any:
-        time.sleep(0.5)
-        return usual(chunks)
+    def slowly(chunks: Any, *trees: Any) -> Any:
+        time.sleep(0.5 if chunks else 0)
+        return usual(chunks, *trees)
 
     with serving(model) as one, monkeypatch.context() as patch:
-        patch.setattr(model.target, "prefill", slowly)
+        patch.setattr(model.target, "run_pass", slowly)
         assert one.chat(max_tokens=2).choices[0].message.content
         one.assert_idle()
         labels = {"model_name": NAME, "engine": "0"}

@@ -11,7 +11,7 @@ from outpace.budget.costs import PassTimes, Prices
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.round import Pricing
+from outpace.engine.pricing import Pricing
 from outpace.testing import ToyTarget, assert_lossless
 from outpace.testing.sources import ToySource, blend, node_paths
 from outpace.testing.toy import draft_request

@@ -13,7 +13,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.round import Pricing
+from outpace.engine.pricing import Pricing
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import ToyTarget, assert_lossless
 from outpace.testing.sources import node_paths

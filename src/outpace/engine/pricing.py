@@ -1,0 +1,222 @@
+"""Plans rounds by measured times of passes and what requests gain, both learned from clocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+from outpace.budget.costs import ROWS, Averages, PassCosts, PassTimes, Prices, averaged
+from outpace.budget.decisions import RoundRates, TreeSizes
+from outpace.core.protocols import Proposer, Target, Verdict
+from outpace.core.tree import DraftTree, Topology
+from outpace.engine.session import Session
+
+if TYPE_CHECKING:
+    from outpace.engine.round import Phases
+
+_KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
+_PACE_KEPT = 0.95  # of what a request gained
+_REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
+_PROMPT_MS, _LEAST_ROWS, _MOST_ROWS = 500.0, 32, 4096  # of a pass that writes prompts alone: a request that comes waits so long, about
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """How a round drafts.
+
+    Attributes:
+        budgets: drafted nodes of each request at most.
+        prices: of each request; None for those that follow none.
+        is_drafted: false where requests that follow prices or sizes draft nothing, since rounds are faster so.
+    """
+
+    budgets: Sequence[int]
+    prices: Sequence[Prices | None]
+    is_drafted: bool = True
+
+
+class Pricing:
+    """Plans rounds by prices that it learns from their clocks.
+
+    Clocks decide which nodes are taken, and never what is generated: under "match" the target's own draws decide,
+    whatever the tree. Under "rejection" the tree affects the answer, so that such requests get no prices.
+
+    Args:
+        slowdown: how many times as long a round may take while prompts are written in its pass.
+    """
+
+    def __init__(self, costs: PassCosts, slowdown: float) -> None:
+        self._costs, self._slowdown = costs, slowdown
+        self._usual = Averages()  # milliseconds of a round without prompts, by its number of requests
+        self._row_ms = Averages()  # of a prompt's row, by the size of its context, and whether others are decoded
+        self._ms = Averages(_KEPT)  # of a round, by its number of requests
+        self._paces: WeakKeyDictionary[Session, float] = WeakKeyDictionary()  # tokens gained per round
+        self._pace: float | None = None  # of all requests
+        self._sizes: WeakKeyDictionary[Proposer, TreeSizes] = WeakKeyDictionary()
+        self._rates = RoundRates()
+
+    def prompt_rows(self, sessions: Sequence[Session], context: int) -> int:
+        """How many rows of prompts the next pass writes at most.
+
+        Args:
+            sessions: that are decoded in the pass.
+            context: average length of what is written of the prompts.
+        """
+        row_ms = self._row_ms.known.get(_prompt_key(sessions, context))
+        if row_ms is None and self._costs.is_known:
+            row_ms = self._costs.row_ms
+        if not sessions:
+            return max(int(_PROMPT_MS / row_ms), _LEAST_ROWS) if row_ms else _MOST_ROWS
+        if not row_ms or not self._usual.known:
+            return _LEAST_ROWS
+        return max(int((self._slowdown - 1) * self._usual.nearest(len(sessions)) / row_ms), 1)
+
+    def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, ms: float) -> None:
+        """Learn how long a pass took that wrote `rows` of prompts and computed so many others."""
+        if sessions:
+            is_known = self._costs.is_known
+            usual = self._usual.nearest(len(sessions))
+            ms -= self._costs.times(others, _context(sessions), 0).ms[0] if is_known else usual
+        self._row_ms.learn(_prompt_key(sessions, context), max(ms, 0.0) / rows)
+
+    def plan(self, target: Target, sessions: Sequence[Session], prompt_rows: int = 0) -> RoundPlan:
+        """How the next round of these requests drafts. Passes are measured when this is first needed.
+
+        A request gets its own budget; or fewer nodes, where it shares the round, its method follows no prices itself,
+        and more nodes do not pay. Rows of prompts make rows of drafts no cheaper.
+        """
+        count, budgets = len(sessions), [session.budget for session in sessions]
+        nothing: list[Prices | None] = [None] * count
+        if not _follow(sessions):
+            return RoundPlan(budgets, nothing)
+        if count > 1 and not self._rates.drafts(count):
+            follow = [session.is_priced or session.is_sized for session in sessions]
+            own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
+            return RoundPlan(own, nothing, is_drafted=False)
+        times = self._times(target, sessions, prompt_rows)
+        paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
+        each = count / self._ms.known.get(count, times.ms[0])
+        prices = [
+            Prices(pace * each, times, pace) if session.is_priced else None
+            for session, pace in zip(sessions, paces, strict=True)
+        ]
+        rate = sum(paces) / self._ms.known.get(count, times.ms[0])
+        for proposer, members in _sized(sessions).items():
+            sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
+            for index, nodes in zip(members, sizes.budgets(len(members), times, rate), strict=True):
+                budgets[index] = nodes
+        return RoundPlan(budgets, prices)
+
+    def pays(self, count: int) -> bool:
+        """Whether drafting pays in rounds of so many requests, as far as is known."""
+        return count == 1 or self._rates.pays(count)
+
+    def learn(
+        self,
+        sessions: Sequence[Session],
+        plan: RoundPlan,
+        trees: Sequence[DraftTree],
+        verdicts: Mapping[int, Verdict],
+        clock: "Phases",
+        tokens: Sequence[int],
+    ) -> None:
+        """Learn from a round: more than its time if any of its requests follows prices."""
+        self._usual.learn(len(sessions), clock.ms())
+        if not _follow(sessions):
+            return
+        if len(sessions) > 1:
+            self._rates.advance(len(sessions), plan.is_drafted)
+            if plan.is_drafted or all(len(tree) == 1 for tree in trees):
+                self._rates.learn(len(sessions), sum(tokens), clock.ms())
+        self.learn_times(sessions, sum(map(len, trees)), clock.ms("forward", "verify"), clock.ms(), tokens)
+        for proposer, members in (_sized(sessions) if plan.is_drafted else {}).items():
+            ms = clock.ms("draft") if len(members) == len(sessions) else None
+            seen = [_seen(trees[index], verdicts.get(index)) for index in members]
+            self._sizes[proposer].learn([plan.budgets[index] for index in members], seen, ms)
+
+    def learn_times(
+        self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]
+    ) -> None:
+        """Learn how long a round took, and what each request gained in tokens."""
+        self._costs.learn(len(sessions), rows, _context(sessions), pass_ms)
+        self._ms.learn(len(sessions), round_ms)
+        self.learn_paces(sessions, tokens)
+
+    def learn_paces(self, sessions: Sequence[Session], tokens: Sequence[int]) -> None:
+        """Learn what each request gained in tokens."""
+        for session, gained in zip(sessions, tokens, strict=True):
+            self._paces[session] = averaged(self._paces.get(session, self._pace), float(gained), _PACE_KEPT)
+        self._pace = averaged(self._pace, sum(tokens) / len(tokens), _KEPT)
+
+    def _times(self, target: Target, sessions: Sequence[Session], prompt_rows: int) -> PassTimes:
+        """Of passes of these requests, for all numbers of nodes that they may have together."""
+        if not self._costs.is_known:
+            first = sessions[0]
+            assert first.slot is not None, "a session in a round has a slot"
+            measure(self._costs, target, first.slot, first.ids[-1], first.written)
+        nodes = sum(session.budget for session in sessions)
+        return self._costs.times(len(sessions), _context(sessions), nodes, prompt_rows)
+
+
+def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
+    """Estimate or time passes after the contents of a slot, which stays as it was. Rounds correct the times.
+
+    Args:
+        token: what the passes compute.
+        context: tokens in the slot, whose time is subtracted where the target knows it.
+    """
+    context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
+    if hasattr(target, "estimated_times") and (times := target.estimated_times(ROWS)) is not None:
+        costs.set_measured(times, context_ms)
+        return
+    trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
+    # The largest allocates memory; where passes are captured as graphs, each size is captured first.
+    for tree in trees if getattr(target, "captures", False) else trees[-1:]:
+        _seconds(target, slot, tree)
+    seconds: list[list[float]] = []
+    while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
+        seconds.append([_seconds(target, slot, tree) for tree in trees])
+    each, row = context_ms
+    measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
+    without = [ms - context * (each + row * rows) for rows, ms in zip(ROWS, measured, strict=True)]
+    costs.set_measured([max(less, ms / 10) for less, ms in zip(without, measured, strict=True)], context_ms)
+
+
+def _seconds(target: Target, slot: int, tree: DraftTree) -> float:
+    started = perf_counter()
+    _, (outputs,) = target.run_pass((), [slot], [tree], [()])
+    outputs.top_ids.tolist()  # waits for a GPU
+    return perf_counter() - started
+
+
+def _seen(tree: DraftTree, verdict: Verdict | None) -> tuple[int, list[int]] | None:
+    """The method's own nodes in a tree, and the accepted ones; not those that a grammar forces."""
+    own = len(tree) - tree.forced
+    return None if verdict is None else (own - 1, [node for node in verdict.path[1:] if node < own])
+
+
+def _follow(sessions: Sequence[Session]) -> bool:
+    """Whether any request of a round follows prices or sizes. A single request's method drafts as configured."""
+    return any(session.is_priced or (session.is_sized and len(sessions) > 1) for session in sessions)
+
+
+def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
+    """Places of the requests whose budgets follow sizes, by proposer."""
+    groups: dict[Proposer, list[int]] = {}
+    for index, session in enumerate(sessions):
+        if session.is_sized and len(sessions) > 1:
+            groups.setdefault(session.proposer, []).append(index)
+    return groups
+
+
+def _context(sessions: Sequence[Session]) -> int:
+    """Average length of the requests' contexts."""
+    return sum(len(session.ids) for session in sessions) // len(sessions)
+
+
+def _prompt_key(sessions: Sequence[Session], context: int) -> int:
+    """What the time of a prompt's row depends on: the length of what is before it, and whether its pass is shared."""
+    return -context.bit_length() - 1 if sessions else context.bit_length()

@@ -1,0 +1,98 @@
+"""Prompts, which are written in chunks: alone, or in the passes of requests that are being decoded."""
+
+from collections.abc import Sequence
+
+import torch
+
+from outpace.core.protocols import NO_TOKEN, Chunk, ChunkOutput, NodeOutputs, PromptChunk, Verdict
+from outpace.core.tree import Topology
+from outpace.engine.session import Gain, Session, by_proposer
+from outpace.engine.sound import keep_sound, logprobs
+from outpace.kernels.draw import draw_natively, draws_natively
+from outpace.sampling.draw import BatchDraw, FastDraw
+
+FAST_DRAW = FastDraw(draws_natively, draw_natively)
+_OLDEST = 4  # one row in so many is for the prompt that has waited longest
+
+
+def shares(missing: Sequence[int], rows: int) -> list[int]:
+    """How many rows of a pass each prompt gets, at least one.
+
+    The prompt that has waited longest gets a fourth, so that it advances whatever comes; then those that miss least are
+    served first, so that short prompts do not wait for long ones.
+
+    Args:
+        missing: rows of each prompt that are not written, in order of arrival.
+        rows: of the pass.
+    """
+    given = [1] * len(missing)
+    free = max(rows - len(missing), 0)
+    order = [(0, free // _OLDEST), *((index, free) for index in sorted(range(len(missing)), key=missing.__getitem__))]
+    for index, most in order:
+        more = min(missing[index] - given[index], most, free)
+        given[index], free = given[index] + more, free - more
+    return given
+
+
+class Prompts:
+    """The next chunks of prompts, which one pass writes.
+
+    Args:
+        gains: of requests whose prompts are being written, in order of arrival.
+        rows: of all chunks.
+        most: rows of one of them.
+        is_busy: other requests wait for the pass. Methods that follow prices then skip the target's top ids in a
+            prompt, which take a product with the whole vocabulary at every position.
+    """
+
+    def __init__(self, gains: Sequence[Gain], rows: int, most: int, is_busy: bool) -> None:
+        self._gains, self.chunks = gains, list[Chunk]()
+        missing = [min(len(gain.session.prompt_ids) - gain.session.prefilled, most) for gain in gains]
+        for gain, count in zip(gains, shares(missing, rows), strict=True):
+            session, needs = gain.session, gain.session.proposer.needs
+            assert session.slot is not None
+            gain.prefilled = session.prefilled + count
+            tokens = torch.tensor(session.prompt_ids[session.prefilled : gain.prefilled])
+            is_last = gain.prefilled == len(session.prompt_ids)
+            is_spared = is_busy and (session.is_priced or session.is_sized)
+            self.chunks.append(Chunk(session.slot, tokens, needs.top_k > 0 and not is_spared, is_last, needs.taps))
+
+    @property
+    def rows(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def context(self) -> int:
+        """Average length of what is written before them."""
+        return written_of([gain.session for gain in self._gains])
+
+    def take(self, outputs: Sequence[ChunkOutput]) -> None:
+        """Show proposers the chunks that were written. A prompt that is complete gains its first token."""
+        sessions = [gain.session for gain in self._gains]
+        for proposer, members in by_proposer(sessions).items():
+            states = [sessions[index].state for index in members]
+            seen = []
+            for index in members:
+                session, output = sessions[index], outputs[index]
+                before = session.prompt_ids[session.prefilled - 1] if session.prefilled else NO_TOKEN
+                seen.append(PromptChunk(self.chunks[index].tokens, output.top_ids, output.features, before))
+            proposer.prefill(states, seen)
+        pairs = zip(self._gains, outputs, strict=True)
+        if ready := [(gain, output.last) for gain, output in pairs if output.last is not None]:
+            _draw_first([gain for gain, _ in ready], [output for _, output in ready])
+
+
+def written_of(sessions: Sequence[Session]) -> int:
+    """Average number of prompt tokens that are written."""
+    return sum(session.prefilled for session in sessions) // len(sessions)
+
+
+def _draw_first(gains: Sequence[Gain], outputs: Sequence[NodeOutputs]) -> None:
+    pending = [[gain.session.prompt_ids[-1]] for gain in gains]
+    streams = [gain.session.stream for gain in gains]
+    draw = BatchDraw(outputs, [Topology.chain(1)] * len(gains), pending, streams, FAST_DRAW)
+    drawn = draw([(index, 0) for index in range(len(gains))])
+    verdicts = keep_sound(gains, outputs, [Verdict((0,), token) for token in drawn], pending)
+    for index, verdict in verdicts.items():
+        token = verdict.next_token
+        gains[index].emit([token], logprobs(gains[index].session, outputs[index], (0,), [token]))

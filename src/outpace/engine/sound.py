@@ -1,0 +1,60 @@
+"""What of a verified tree counts: paths with finite logits and a token to go on with."""
+
+from collections.abc import Sequence
+
+import torch
+
+from outpace.core.events import TokenLogprob
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, Verdict
+from outpace.engine.session import Gain, Session
+from outpace.lib.errors import InvalidRequest, NonFiniteLogits
+from outpace.sampling.draw import token_logprobs
+
+
+def keep_sound(
+    gains: Sequence[Gain],
+    outputs: Sequence[NodeOutputs],
+    verdicts: Sequence[Verdict],
+    tokens: Sequence[Sequence[int]],
+) -> dict[int, Verdict]:
+    """The verdicts whose path has finite logits and a next token; the other sessions get an error.
+
+    Only nodes on the path count: plain decoding would not have computed the others. NaN and infinity sort first, so
+    that the top logit is checked. Where no token is left after accepted drafts, the answer may have ended before: the
+    round then ends with the last of them, and the next round, if any, finds no token.
+    """
+    is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
+    sound: dict[int, Verdict] = {}
+    for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
+        session = gain.session
+        depth = None
+        if not is_finite:
+            nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
+            depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
+        if depth is None and verdict.next_token == NO_TOKEN and verdict.accepted_drafts:
+            sound[index] = Verdict(verdict.path[:-1], tokens[index][verdict.path[-1]])
+        elif depth is None and verdict.next_token != NO_TOKEN:
+            sound[index] = verdict
+        elif depth is None:
+            failed = session.constraint is not None and session.constraint.error
+            gain.error = InvalidRequest(
+                f"request {session.request_id}: grammar={session.params.grammar}: at position {len(session.ids)} it is "
+                f"too much for the grammar library ({failed}); simplify it"
+                if failed
+                else f"request {session.request_id}: its grammar, penalties, logit_bias, bad words and min_new_tokens "
+                f"leave no token to choose at position {len(session.ids)}: relax them"
+            )
+        else:
+            gain.error = NonFiniteLogits(
+                f"request {session.request_id}: the target's logits for position {len(session.ids) + depth} are not "
+                "finite; check the weights, or load the model with dtype='float32'"
+            )
+    return sound
+
+
+def logprobs(
+    session: Session, outputs: NodeOutputs, path: Sequence[int], tokens: Sequence[int]
+) -> Sequence[TokenLogprob]:
+    """Log-probabilities of the tokens chosen after the nodes of a path, if requested."""
+    count = session.params.logprobs
+    return () if count is None else token_logprobs(outputs, path, tokens, count)
