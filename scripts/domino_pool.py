@@ -89,7 +89,7 @@ def ready(proposer: Proposer, loaded: outpace.Model, ids: list[int]) -> tuple[Pr
     loaded.target.rewind_slot(0, 0)
     state = proposer.open(0)
     chunk = torch.tensor(ids[:-1])
-    (output,) = loaded.target.prefill([Chunk(0, chunk, False, False, proposer.needs.taps)])
+    (output,) = loaded.target.run_pass([Chunk(0, chunk, False, False, proposer.needs.taps)], (), ())[0]
     proposer.prefill([state], [PromptChunk(chunk, None, output.features)])
     return proposer, state
 

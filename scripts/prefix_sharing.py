@@ -35,7 +35,7 @@ def worth(model: outpace.Model) -> list[dict[str, float]]:
             for _ in range(REPEATS):
                 target.rewind_slot(slot, 0)
                 started = perf_counter()
-                target.prefill([Chunk(slot, torch.arange(length) + 7, want_top=False, is_last=True)])
+                target.run_pass([Chunk(slot, torch.arange(length) + 7, want_top=False, is_last=True)], (), ())
                 written = perf_counter()
                 target.copy_slot(slot, goal, length)
                 write.append(written - started)

@@ -74,7 +74,7 @@ def test_rows_of_a_tree_have_the_logits_of_their_paths(family: str) -> None:
     tree = DraftTree(torch.tensor(random_ids(7, 1)), Topology.of([-1, 0, 0, 1, 1, 2, 4]))
     prompt = random_ids(30, 2)
     slot, _ = open_with(target, prompt)
-    (outputs,) = target.forward([slot], [tree])
+    (outputs,) = target.run_pass((), [slot], [tree])[1]
     for node in range(len(tree)):
         _, alone = open_with(target, prompt + path_tokens(tree, node), slot=1)
         torch.testing.assert_close(outputs.logits[node], alone.logits[0], atol=1e-3, rtol=1e-3)

@@ -167,7 +167,6 @@ class Segment:
     Args:
         positions: [S + N] logical positions of its S scratch rows and its N fresh ones.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
-        is_prompt: a prefill chunk, which every method computes alike, rather than a tree.
         view: int32 [layers or 1, kv_heads or 1, M], the committed rows that fresh rows see, ascending, M at least 1;
             None for all. Only attention on a CPU knows views, of the kernels and in Python: tables refuse them.
 
@@ -184,11 +183,10 @@ class Segment:
         start: int,
         positions: Tensor,
         visible: Tensor | None = None,
-        is_prompt: bool = False,
         scratch: int = 0,
         view: Tensor | None = None,
     ) -> None:
-        self.kv, self.slot, self.start, self.is_prompt = kv, slot, start, is_prompt
+        self.kv, self.slot, self.start = kv, slot, start
         self.count, self.end = len(positions) - scratch, kv.end(slot, len(positions))
         self.scratch, self.committed = scratch, kv.lengths[slot]
         self.positions, self.visible, self.view = positions, visible, view

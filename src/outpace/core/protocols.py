@@ -133,7 +133,7 @@ class Target(Protocol):
         chunks: Sequence[Chunk],
         slots: Sequence[int],
         trees: Sequence[DraftTree],
-        taps: Sequence[tuple[int, ...]],
+        taps: Sequence[tuple[int, ...]] = (),
     ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
         """Append prompt chunks to their slots and compute every node of the trees, of other slots, in one pass. Nothing
         of the trees is committed."""

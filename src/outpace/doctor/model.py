@@ -154,7 +154,7 @@ def measured_passes(target: TransformersTarget, slot: int, seconds: float = SECO
     context = max(1, min(CONTEXT, target.max_length - ROWS))
     ids = torch.arange(context + ROWS) % target.vocab_size
     target.rewind_slot(slot, 0)
-    target.run([_part(slot, Topology.chain(context), ids, is_prompt=True)])
+    target.run([_part(slot, Topology.chain(context), ids)])
     target.commit([slot], [range(context)])
     tree = Topology.of([-1, *((node - 1) // 2 for node in range(1, ROWS))])
     one, many = (_part(slot, shape, ids[context:]) for shape in (Topology.chain(1), tree))
@@ -243,8 +243,8 @@ def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[
     return (FEWER_BITS if target.quantize == "none" else alone), alone
 
 
-def _part(slot: int, shape: Topology, ids: Tensor, is_prompt: bool = False) -> PassPart:
-    return PassPart(slot, ids[: len(shape)], shape.depth_tensor, shape.ancestor_mask, is_prompt=is_prompt)
+def _part(slot: int, shape: Topology, ids: Tensor) -> PassPart:
+    return PassPart(slot, ids[: len(shape)], shape.depth_tensor, shape.ancestor_mask)
 
 
 def _row(layer: nn.Module) -> Tensor:

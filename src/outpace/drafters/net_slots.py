@@ -128,7 +128,6 @@ class NetSlots:
                     start,
                     positions=where,
                     visible=part.visible,
-                    is_prompt=True,
                     scratch=part.scratch,
                     view=self.kv.windowed(part.slot, self.window),
                 )

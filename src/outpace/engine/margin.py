@@ -66,7 +66,7 @@ def decision_margin(
     for start in range(0, len(ids), chunk):
         part = torch.tensor(ids[start : start + chunk])
         is_last = start + chunk >= len(ids)
-        (output,), _ = target.run_pass([Chunk(slot, part, want_top=False, is_last=is_last)], (), (), ())
+        (output,), _ = target.run_pass([Chunk(slot, part, want_top=False, is_last=is_last)], (), ())
         last = output.last
     assert last is not None, "ids holds the prompt, so there is a last position"
     eos = target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids

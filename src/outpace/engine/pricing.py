@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
 _REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
-_PROMPT_MS, _LEAST_ROWS, _MOST_ROWS = 500.0, 32, 4096  # of a pass that writes prompts alone: a request that comes waits so long, about
+_PROMPT_MS = 500.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
+_LEAST_ROWS = 32  # of prompts in a pass that writes them alone, or whose time is not known
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Pricing:
     def __init__(self, costs: PassCosts, slowdown: float) -> None:
         self._costs, self._slowdown = costs, slowdown
         self._usual = Averages()  # milliseconds of a round without prompts, by its number of requests
-        self._row_ms = Averages()  # of a prompt's row, by the size of its context, and whether others are decoded
+        self._prompt_ms, self._prompt_rows = Averages(), Averages()  # of passes, by `_prompt_key`
         self._ms = Averages(_KEPT)  # of a round, by its number of requests
         self._paces: WeakKeyDictionary[Session, float] = WeakKeyDictionary()  # tokens gained per round
         self._pace: float | None = None  # of all requests
@@ -59,28 +60,34 @@ class Pricing:
         self._rates = RoundRates()
 
     def prompt_rows(self, sessions: Sequence[Session], context: int) -> int:
-        """How many rows of prompts the next pass writes at most.
+        """How many rows of prompts the next pass writes at most, one or more.
 
         Args:
             sessions: that are decoded in the pass.
             context: average length of what is written of the prompts.
         """
-        row_ms = self._row_ms.known.get(_prompt_key(sessions, context))
-        if row_ms is None and self._costs.is_known:
-            row_ms = self._costs.row_ms
-        if not sessions:
-            return max(int(_PROMPT_MS / row_ms), _LEAST_ROWS) if row_ms else _MOST_ROWS
-        if not row_ms or not self._usual.known:
+        key = _prompt_key(sessions, context)
+        if self._prompt_ms.known:
+            row_ms = self._prompt_ms.nearest(key) / self._prompt_rows.nearest(key)
+        else:
+            row_ms = self._costs.row_ms if self._costs.is_known else 0.0
+        if row_ms <= 0 or (sessions and not self._usual.known):
             return _LEAST_ROWS
+        if not sessions:
+            return max(int(_PROMPT_MS / row_ms), _LEAST_ROWS)
         return max(int((self._slowdown - 1) * self._usual.nearest(len(sessions)) / row_ms), 1)
 
-    def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, ms: float) -> None:
-        """Learn how long a pass took that wrote `rows` of prompts and computed so many others."""
-        if sessions:
-            is_known = self._costs.is_known
-            usual = self._usual.nearest(len(sessions))
-            ms -= self._costs.times(others, _context(sessions), 0).ms[0] if is_known else usual
-        self._row_ms.learn(_prompt_key(sessions, context), max(ms, 0.0) / rows)
+    def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: "Phases") -> None:
+        """Learn how long a pass took that wrote `rows` of prompts and computed so many others, of `sessions`."""
+        ms = clock.ms()
+        if sessions and self._costs.is_known:
+            ms = clock.ms("forward", "verify", "prompts") - self._costs.times(others, _context(sessions), 0).ms[0]
+        elif sessions:
+            ms -= self._usual.nearest(len(sessions))
+        # A row's time is the quotient of two averages: that of one small chunk would be mostly noise.
+        key = _prompt_key(sessions, context)
+        self._prompt_ms.learn(key, ms)
+        self._prompt_rows.learn(key, rows)
 
     def plan(self, target: Target, sessions: Sequence[Session], prompt_rows: int = 0) -> RoundPlan:
         """How the next round of these requests drafts. Passes are measured when this is first needed.

@@ -16,7 +16,7 @@ _OLDEST = 4  # one row in so many is for the prompt that has waited longest
 
 
 def shares(missing: Sequence[int], rows: int) -> list[int]:
-    """How many rows of a pass each prompt gets, at least one.
+    """How many rows of a pass each prompt gets, possibly none.
 
     The prompt that has waited longest gets a fourth, so that it advances whatever comes; then those that miss least are
     served first, so that short prompts do not wait for long ones.
@@ -25,12 +25,11 @@ def shares(missing: Sequence[int], rows: int) -> list[int]:
         missing: rows of each prompt that are not written, in order of arrival.
         rows: of the pass.
     """
-    given = [1] * len(missing)
-    free = max(rows - len(missing), 0)
-    order = [(0, free // _OLDEST), *((index, free) for index in sorted(range(len(missing)), key=missing.__getitem__))]
-    for index, most in order:
-        more = min(missing[index] - given[index], most, free)
-        given[index], free = given[index] + more, free - more
+    given = [0] * len(missing)
+    by_size = sorted(range(len(missing)), key=missing.__getitem__)
+    for index, most in [(0, -(-rows // _OLDEST)), *((index, rows) for index in by_size)]:
+        more = min(missing[index] - given[index], most, rows)
+        given[index], rows = given[index] + more, rows - more
     return given
 
 
@@ -39,22 +38,25 @@ class Prompts:
 
     Args:
         gains: of requests whose prompts are being written, in order of arrival.
-        rows: of all chunks.
+        rows: of all chunks, one or more.
         most: rows of one of them.
         is_busy: other requests wait for the pass. Methods that follow prices then skip the target's top ids in a
             prompt, which take a product with the whole vocabulary at every position.
     """
 
     def __init__(self, gains: Sequence[Gain], rows: int, most: int, is_busy: bool) -> None:
-        self._gains, self.chunks = gains, list[Chunk]()
+        self._gains, self.chunks = list[Gain](), list[Chunk]()
         missing = [min(len(gain.session.prompt_ids) - gain.session.prefilled, most) for gain in gains]
         for gain, count in zip(gains, shares(missing, rows), strict=True):
+            if not count:
+                continue
             session, needs = gain.session, gain.session.proposer.needs
             assert session.slot is not None
             gain.prefilled = session.prefilled + count
             tokens = torch.tensor(session.prompt_ids[session.prefilled : gain.prefilled])
             is_last = gain.prefilled == len(session.prompt_ids)
             is_spared = is_busy and (session.is_priced or session.is_sized)
+            self._gains.append(gain)
             self.chunks.append(Chunk(session.slot, tokens, needs.top_k > 0 and not is_spared, is_last, needs.taps))
 
     @property

@@ -115,25 +115,25 @@ def run_round(
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
+    tokens_gained = [len(gain.tokens) for gain in gains]
     if prompts is not None:
-        prompts.take(written)
-    if pricing is not None:
-        tokens_gained = [len(gain.tokens) for gain in gains]
-        if prompts is None:
-            pricing.learn(sessions, plan, trees, verdicts, phase, tokens_gained)
-        else:
+        with phase("prompts"):
+            prompts.take(written)
+        if pricing is not None:
             pricing.learn_paces(sessions, tokens_gained)
-            rows = sum(map(len, trees))
-            pricing.learn_prompts(sessions, prompts.context, prompts.rows, rows, phase.ms("forward"))
+            pricing.learn_prompts(sessions, prompts.context, prompts.rows, sum(map(len, trees)), phase)
+    elif pricing is not None:
+        pricing.learn(sessions, plan, trees, verdicts, phase, tokens_gained)
 
 
 def write_prompts(target: Target, prompts: Prompts, pricing: Pricing | None = None) -> None:
     """Write the next chunks of prompts in a pass of their own."""
-    started = perf_counter()
-    written, _ = target.run_pass(prompts.chunks, (), (), ())
+    phase = Phases()
+    with phase("prompts"):
+        written, _ = target.run_pass(prompts.chunks, (), ())
+        prompts.take(written)
     if pricing is not None:
-        pricing.learn_prompts((), prompts.context, prompts.rows, 0, (perf_counter() - started) * 1e3)
-    prompts.take(written)
+        pricing.learn_prompts((), prompts.context, prompts.rows, 0, phase)
 
 
 def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:

@@ -97,7 +97,7 @@ class DraftModel(PackedModel):
         for slot, ids in zip(slots, tokens, strict=True):
             causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
             view = self.kv.windowed(slot, window)
-            parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, is_prompt=True, view=view))
+            parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, view=view))
         self._count(tokens)
         self.run(parts, captured=False)
         for slot, ids in zip(slots, tokens, strict=True):
@@ -136,7 +136,7 @@ def level_scores(
         head: scores some ids only, [W, K]; None for the model's own head.
     """
     parts = [
-        PassPart(one.slot, one.tokens, one.offsets, one.visible, one.scratch, is_prompt=True, view=view)
+        PassPart(one.slot, one.tokens, one.offsets, one.visible, one.scratch, view=view)
         for one, view in zip(growths, views, strict=True)
     ]
     hidden = model.run(parts).split([len(growth.tokens) for growth in growths])

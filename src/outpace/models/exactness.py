@@ -227,7 +227,7 @@ def _kind(layer: nn.Module) -> list[object]:
 def _chain(slot: int, tokens: Tensor) -> PassPart:
     """A prompt's chunk; of one token, a pass of plain decoding."""
     shape = Topology.chain(len(tokens))
-    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=len(tokens) > 1)
+    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
 
 
 def _decoded(model: PackedModel, slot: int, token: Tensor) -> Tensor:

@@ -107,4 +107,4 @@ class FrozenTarget:
 
 def _whole(slot: int, ids: Tensor) -> PassPart:
     shape = Topology.chain(len(ids))
-    return PassPart(slot, ids, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)
+    return PassPart(slot, ids, shape.depth_tensor, shape.ancestor_mask)

@@ -44,7 +44,6 @@ class PassPart:
         offsets: [S + N] logical positions of the scratch and the fresh rows, counted from the committed length.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
         scratch: S.
-        is_prompt: a prefill chunk, which every method computes alike.
         view: the committed rows that are seen, as of `Segment`; None for all.
     """
 
@@ -53,7 +52,6 @@ class PassPart:
     offsets: Tensor
     visible: Tensor | None = None
     scratch: int = 0
-    is_prompt: bool = False
     view: Tensor | None = None
 
 
@@ -316,7 +314,7 @@ class PackedModel:
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
             where = part.offsets + kv.lengths[part.slot]
-            own = part.visible, part.is_prompt, part.scratch, part.view
+            own = part.visible, part.scratch, part.view
             segment = Segment(kv, part.slot, start, where, *own)
             segments.append(segment)
             positions.append(where[part.scratch :])

@@ -152,16 +152,6 @@ class TransformersTarget(PackedModel):
             attend(query, [segment], AttentionSettings(layer, width**-0.5, None, None))
         return (perf_counter() - started) * 1e3
 
-    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
-        """Append prompt chunks to their slots."""
-        return self.run_pass(chunks, (), (), ())[0]
-
-    def forward(
-        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
-    ) -> list[NodeOutputs]:
-        """Outputs at every node of every tree; nothing is committed."""
-        return self.run_pass((), slots, trees, taps)[1]
-
     def run_pass(
         self,
         chunks: Sequence[Chunk],
@@ -191,14 +181,13 @@ class TransformersTarget(PackedModel):
         lasts = [end - 1 for chunk, end in zip(chunks, ends, strict=False) if chunk.is_last]
         written = sum(len(chunk.tokens) for chunk in chunks)
         outputs = iter(self._outputs(hidden, lasts, written, [len(tree) for tree in trees]))
+        self.kv.commit([chunk.slot for chunk in chunks], [range(len(chunk.tokens)) for chunk in chunks])
         results = []
         for chunk, each, own in zip(chunks, rows, features, strict=False):
-            self.kv.commit([chunk.slot], [range(len(chunk.tokens))])
             top_ids = self.head.top_ids(hidden[each]) if chunk.want_top else None
             results.append(ChunkOutput(top_ids, next(outputs) if chunk.is_last else None, own))
-        return results, [
-            replace(own, features=each) for own, each in zip(outputs, features[len(chunks) :], strict=True)
-        ]
+        verified = [replace(own, features=each) for own, each in zip(outputs, features[len(chunks) :], strict=True)]
+        return results, verified
 
     def _outputs(self, hidden: Tensor, lasts: Sequence[int], written: int, sizes: Sequence[int]) -> list[NodeOutputs]:
         """Outputs at some rows of a pass, and then at those of each tree, which follow `written` rows of prompts."""

@@ -50,7 +50,7 @@ def played(target: TransformersTarget, rounds: list[tuple[list[int], list[DraftT
     found = []
     for slots, trees in rounds:
         taps = [(0, 2)] * len(slots)
-        for each in target.forward(slots, trees, taps):
+        for each in target.run_pass((), slots, trees, taps)[1]:
             assert each.features is not None
             found += [each.logits, each.top_ids, each.top_logits, each.features]
         target.commit(slots, [tree.topology.path(len(tree) - 1) for tree in trees])
@@ -85,7 +85,7 @@ def test_padding_writes_no_keys_where_a_request_may() -> None:
     target = target_of("llama", True)
     kv = target.kv
     before = [storage.clone() for storage in (kv.keys, kv.values)]
-    target.forward([1], [random_tree([-1, 0, 0], 1)])  # 3 rows in a bucket of 4
+    target.run_pass((), [1], [random_tree([-1, 0, 0], 1)])  # 3 rows in a bucket of 4
     slot, row = kv.spare
     assert row >= kv.capacity
     for storage, old in zip((kv.keys, kv.values), before, strict=True):
@@ -199,7 +199,7 @@ def test_a_pass_that_fits_no_bucket_runs_without(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(capture, "ROWS", (1, 2, 4))
     target, plain = target_of("llama", True), target_of("llama", False)
     tree = random_tree([-1, 0, 0], 1)
-    outputs = [each.forward([0, 1], [tree, tree])[1].logits for each in (target, plain)]
+    outputs = [each.run_pass((), [0, 1], [tree, tree])[1][1].logits for each in (target, plain)]
     assert torch.equal(*outputs)
     assert not target._captured[()]._graphs._recorded
     monkeypatch.setenv(VARIABLE, "on")

@@ -126,7 +126,7 @@ def test_a_model_in_exact_mode_keeps_the_bits_of_plain_decoding() -> None:
     slot, _ = open_with(target, prompt)
     other, _ = open_with(target, random_ids(9, 5), slot=1)
     single = DraftTree(torch.tensor([3]), Topology.chain(1))
-    outputs = target.forward([other, slot], [single, tree])[1]
+    outputs = target.run_pass((), [other, slot], [single, tree])[1][1]
     for node in (0, len(parents) - 1):
         alone_slot, _ = open_with(target, prompt, slot=2)
         alone = decode_one_by_one(target, alone_slot, path_tokens(tree, node))

@@ -34,9 +34,9 @@ def test_a_batch_of_trees_has_the_logits_of_the_cpu_path(family: str) -> None:
         target = target_of(family, tiled)
         slots = [open_with(target, random_ids(length, length), slot=slot)[0] for slot, length in enumerate((30, 5, 41))]
         trees = [random_tree(random_parents(count, random.Random(count)), 1) for count in (1, 9, 20)]
-        before = target.forward(slots, trees)
+        before = target.run_pass((), slots, trees)[1]
         target.commit(slots, [tree.topology.path(len(tree) - 1) for tree in trees])
-        logits.append([each.logits for each in (*before, *target.forward(slots, trees))])
+        logits.append([each.logits for each in (*before, *target.run_pass((), slots, trees)[1])])
     for actual, expected in zip(*logits, strict=True):
         torch.testing.assert_close(actual, expected, atol=2e-4, rtol=2e-4)
 
@@ -55,7 +55,7 @@ def test_one_call_per_layer_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tree_attention, "_by_kernel", counted)
     slots = [open_with(target, random_ids(4, slot), slot=slot)[0] for slot in range(4)]
     calls = 0
-    target.forward(slots, [random_tree([-1, 0, 0], slot) for slot in slots])
+    target.run_pass((), slots, [random_tree([-1, 0, 0], slot) for slot in slots])
     assert calls == target.config.num_hidden_layers
 
 

@@ -67,9 +67,7 @@ class World:
     def text(self, first: int, window: int | None = None) -> Tensor:
         """[N, heads, width] of the rows of the text from one on, as a chunk."""
         chain = Topology.chain(self.length - first)
-        segment = Segment(
-            self.slot(range(self.length), first), 0, 0, chain.depth_tensor + first, chain.ancestor_mask, is_prompt=True
-        )
+        segment = Segment(self.slot(range(self.length), first), 0, 0, chain.depth_tensor + first, chain.ancestor_mask)
         return attention.attend(self.query[:, first : self.length], [segment], settings(window))
 
 

@@ -57,7 +57,7 @@ def attend(switch: pytest.MonkeyPatch) -> Compared:
     kv.values.copy_(drawn(*kv.values.shape, seed=2))
     kv.lengths[0] = 11
     tree = Topology.of((-1, 0, 0, 1))
-    segments = [Segment(kv, 0, 0, tree.depth_tensor + 11, tree.ancestor_mask, is_prompt=True)]
+    segments = [Segment(kv, 0, 0, tree.depth_tensor + 11, tree.ancestor_mask)]
     settings, query = AttentionSettings(0, 0.3, 6, 2.0), drawn(4, 4, 8, seed=3)
     found = attention.attend(query, segments, settings)
     with without(switch):

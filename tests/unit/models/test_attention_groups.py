@@ -39,8 +39,8 @@ def filled(groups: int, lengths: Sequence[int], slots: Sequence[int], unused: fl
     return kv
 
 
-def chain(kv: SlotKV, slot: int, start: int, is_prompt: bool = False) -> Segment:
-    return Segment(kv, slot, start, torch.tensor([kv.lengths[slot]]), is_prompt=is_prompt)
+def chain(kv: SlotKV, slot: int, start: int) -> Segment:
+    return Segment(kv, slot, start, torch.tensor([kv.lengths[slot]]))
 
 
 def attend(query: Tensor, cache: PassCache, window: int | None = None, softcap: float | None = None) -> Tensor:
@@ -107,7 +107,7 @@ def test_trees_and_prompts_of_a_pass_stay_alone_and_keep_their_rows() -> None:
 
     def segments(kv: SlotKV) -> list[Segment]:
         branching = Segment(kv, 5, 1, tree.depth_tensor + kv.lengths[5], tree.ancestor_mask)
-        return [chain(kv, 2, 0), branching, chain(kv, 0, 5), chain(kv, 1, 6, is_prompt=True), chain(kv, 3, 7)]
+        return [chain(kv, 2, 0), branching, chain(kv, 0, 5), chain(kv, 1, 6), chain(kv, 3, 7)]
 
     kv = filled(3, (20, 25, 30, 28, 21), slots, torch.nan)
     mixed = PassCache(segments(kv))

@@ -46,7 +46,7 @@ def test_every_family_runs_on_its_blocks(family: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([ids])).logits[0]
     chain = Topology.chain(len(ids))
-    hidden = target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask, is_prompt=True)])
+    hidden = target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)])
     found = target.head(hidden).logits
     # 8-bit weights and activations: 1 % of the numbers each, more after three layers. Other rows give 100 %.
     assert float((found - expected).norm() / expected.norm()) < 0.1

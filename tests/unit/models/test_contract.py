@@ -106,7 +106,7 @@ def wide_config(family: str, variant: str = "stock") -> PretrainedConfig:
 def path_error(model: PreTrainedModel, target: TransformersTarget, tree: DraftTree) -> float:
     """Largest distance between a tree row's logits and those of stock transformers on the path alone."""
     slot, _ = open_with(target, PROMPT)
-    (outputs,) = target.forward([slot], [tree])
+    (outputs,) = target.run_pass((), [slot], [tree])[1]
     worst = 0.0
     for node in range(len(tree)):
         with torch.inference_mode():
@@ -175,7 +175,7 @@ def test_kv_after_a_branching_commit_equals_a_fresh_prefill(family: str, variant
     tree = random_tree(BRANCHING, seed=3)
     for node in (0, 3, 6, 9, 11):
         slot, _ = open_with(target, PROMPT)
-        target.forward([slot], [tree])
+        target.run_pass((), [slot], [tree])
         target.commit([slot], [tree.topology.path(node)])
         fresh, _ = open_with(target, [*PROMPT, *path_tokens(tree, node)], slot=1)
         for kept, wanted in zip(committed_rows(target, slot), committed_rows(target, fresh), strict=True):
@@ -199,7 +199,7 @@ def test_top_ids_of_prompt_positions_are_those_of_stock_logits(family: str) -> N
     """Guards against prompt top ids shifted by a position, which would teach a retrieval method wrong successors."""
     config = tiny_config(family)
     target = tiny_target(config)
-    (output,) = target.prefill([Chunk(0, torch.tensor(PROMPT), want_top=True, is_last=False)])
+    (output,) = target.run_pass([Chunk(0, torch.tensor(PROMPT), want_top=True, is_last=False)], (), ())[0]
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([PROMPT])).logits[0].topk(4).indices
     assert output.top_ids is not None
@@ -231,11 +231,11 @@ def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: st
     trees = [random_tree(parents, seed=index) for index, parents in enumerate([(-1,), *TREES.values()][:5])]
     slots = list(range(len(prompts)))
     chunks = [Chunk(slot, torch.tensor(prompt), True, True) for slot, prompt in zip(slots, prompts, strict=True)]
-    together = target.prefill(chunks)
-    packed = target.forward(slots, trees)
+    together = target.run_pass(chunks, (), ())[0]
+    packed = target.run_pass((), slots, trees)[1]
     for prompt, tree, first, outputs in zip(prompts, trees, together, packed, strict=True):
         slot, last = open_with(target, prompt, slot=7)
-        (alone,) = target.forward([slot], [tree])
+        (alone,) = target.run_pass((), [slot], [tree])[1]
         assert first.last is not None
         assert_as_probed(target, exactness, first.last, last)
         assert_as_probed(target, exactness, outputs, alone)
@@ -255,7 +255,7 @@ def test_a_tree_row_has_the_numbers_of_plain_decoding(family: str, variant: str,
     for shape, prompt in itertools.product(("pair", "siblings", "bushy"), BIT_PROMPTS):
         tree = random_tree(TREES[shape], seed=5)
         slot, _ = open_with(target, prompt)
-        (outputs,) = target.forward([slot], [tree])
+        (outputs,) = target.run_pass((), [slot], [tree])[1]
         for leaf in set(range(len(tree))) - set(tree.topology.parents):
             for node, token in zip(tree.topology.path(leaf), path_tokens(tree, leaf), strict=True):
                 alone = decode_one_by_one(target, slot, [token])

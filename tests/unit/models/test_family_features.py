@@ -54,7 +54,7 @@ def test_a_tree_may_reach_beyond_the_last_position(family: str) -> None:
     prompt = random_ids(36, seed=1)
     slot, _ = open_with(target, prompt)
     tree = DraftTree.chain(torch.tensor(random_ids(12, seed=2)))
-    (outputs,) = target.forward([slot], [tree])
+    (outputs,) = target.run_pass((), [slot], [tree])[1]
     ids = torch.tensor([[*prompt, *tree.tokens.tolist()][:limit]])
     with torch.inference_mode():
         expected = model(ids).logits[0, len(prompt) :]

@@ -69,7 +69,7 @@ def _hidden(target: TransformersTarget, ids: torch.Tensor) -> torch.Tensor:
     from outpace.models.packed import PassPart
 
     chain = Topology.chain(len(ids))
-    return target.run([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask, is_prompt=True)])
+    return target.run([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)])
 
 
 def test_more_bits_where_the_recipe_says_so() -> None:

@@ -40,7 +40,7 @@ def test_a_long_context_is_that_of_transformers(kind: str, length: int) -> None:
         expected = stock(torch.tensor([ids]), logits_to_keep=drafted + 1, use_cache=False).logits[0]
     target = tiny_target(config, max_length=length, max_slots=1)
     _, last = open_with(target, ids[:-drafted], chunk=512)
-    (outputs,) = target.forward([0], [DraftTree.chain(torch.tensor(ids[-drafted:]))])
+    (outputs,) = target.run_pass((), [0], [DraftTree.chain(torch.tensor(ids[-drafted:]))])[1]
     found = torch.cat([last.logits, outputs.logits])
     # Logits have a spread of about 2; a position that is off by one moves them by about as much.
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)

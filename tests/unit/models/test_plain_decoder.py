@@ -57,7 +57,7 @@ def test_hidden_states_are_those_of_transformers(name: str, pack: bool) -> None:
     ids = torch.tensor(random_ids(20, 3))
     chain = Topology.chain(14)
     for target in targets(case(name), pack):
-        target.run([PassPart(0, ids[:14], chain.depth_tensor, chain.ancestor_mask, is_prompt=True)])
+        target.run([PassPart(0, ids[:14], chain.depth_tensor, chain.ancestor_mask)])
         target.commit([0], [range(14)])
         part = PassPart(0, ids[14:], SHAPE.depth_tensor, SHAPE.ancestor_mask)
         found.append(target.run_tapped([part], (0, 1, target.config.num_hidden_layers)))
@@ -87,7 +87,7 @@ def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) 
         for _ in range(24):
             target.rewind_slot(0, 0)
             chain = Topology.chain(len(ids))
-            part = PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask, is_prompt=True)
+            part = PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)
             ids.append(int(target.head(target.run([part])[-1:]).logits.argmax()))
         answers.append(ids)
     assert answers[0] == answers[1]

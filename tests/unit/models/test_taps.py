@@ -25,7 +25,7 @@ def test_features_are_the_hidden_states_of_stock_transformers(family: str) -> No
     other, _ = open_with(target, random_ids(7, 5), slot=1)
     slot, _ = open_with(target, PROMPT)
     trees = [DraftTree.chain(torch.tensor(random_ids(3, 6))), TREE]
-    bare, found = target.forward([other, slot], trees, [(), (2, 0, 3, 4)])
+    bare, found = target.run_pass((), [other, slot], trees, [(), (2, 0, 3, 4)])[1]
     assert bare.features is None
     assert found.features is not None
     for node in range(len(TREE)):
@@ -35,7 +35,7 @@ def test_features_are_the_hidden_states_of_stock_transformers(family: str) -> No
         expected = torch.cat([*(states[tap][0, -1] for tap in (2, 0, 3)), last[-1]])
         torch.testing.assert_close(found.features[node], expected, atol=1e-4, rtol=1e-4)
     chunks = [Chunk(slot, TREE.tokens[:2], False, False, (1, 3)), Chunk(other, TREE.tokens[2:5], False, False)]
-    first, second = target.prefill(chunks)
+    first, second = target.run_pass(chunks, (), ())[0]
     assert second.features is None
     assert first.features is not None
     states = stock(torch.tensor([PROMPT + TREE.tokens[:2].tolist()]), output_hidden_states=True).hidden_states
@@ -49,6 +49,6 @@ def test_a_layer_that_does_not_exist_is_refused_and_hooks_go() -> None:
     slot, _ = open_with(target, PROMPT)
     for tap in (5, -1):
         with pytest.raises(InvalidRequest, match=f"tap {tap}: the target has hidden states 0 to 4"):
-            target.forward([slot], [TREE], [(tap,)])
-    target.forward([slot], [TREE], [(1, 3, 4)])
+            target.run_pass((), [slot], [TREE], [(tap,)])
+    target.run_pass((), [slot], [TREE], [(1, 3, 4)])
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in target.decoder.modules())

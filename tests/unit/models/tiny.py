@@ -172,7 +172,9 @@ def open_with(
     target.rewind_slot(slot, 0)
     for start in range(0, len(prompt), chunk):
         tokens = torch.tensor(prompt[start : start + chunk])
-        (output,) = target.prefill([Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))])
+        (output,) = target.run_pass(
+            [Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))], (), ()
+        )[0]
     assert output.last is not None
     return slot, output.last
 
@@ -180,7 +182,7 @@ def open_with(
 def decode_one_by_one(target: TransformersTarget, slot: int, tokens: Sequence[int]) -> NodeOutputs:
     """Commit tokens as plain decoding does, one row per pass; the outputs of the last."""
     for token in tokens:
-        (outputs,) = target.forward([slot], [DraftTree.chain(torch.tensor([token]))])
+        (outputs,) = target.run_pass((), [slot], [DraftTree.chain(torch.tensor([token]))])[1]
         target.commit([slot], [[0]])
     return outputs
 

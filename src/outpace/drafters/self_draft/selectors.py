@@ -192,7 +192,7 @@ def watch_last(model: PackedModel, slot: int, ids: Sequence[int], count: int, wa
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     offsets = torch.arange(before, length) - model.kv.lengths[slot]
     seen = torch.arange(before, dtype=torch.int32)[None, None]
-    part = PassPart(slot, torch.tensor(ids[before:]), offsets, causal, is_prompt=True, view=seen)
+    part = PassPart(slot, torch.tensor(ids[before:]), offsets, causal, view=seen)
     model.run_watched([part], watch)
 
 

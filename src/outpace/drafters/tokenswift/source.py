@@ -69,10 +69,7 @@ class TokenSwift(SelfDraft):
     def _guess(self, states: Sequence[TokenSwiftState]) -> None:
         """The guesses of all requests, from one pass."""
         here = torch.zeros(1, dtype=torch.int64)
-        parts = [
-            PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, is_prompt=True, view=state.view)
-            for state in states
-        ]
+        parts = [PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, view=state.view) for state in states]
         hidden, tapped = self.model.run_tapped(parts, (self._tap,))  # [R, H]
         first = (self._head or self.model.head).scores(hidden)  # [R, V]
         logits = torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)  # [R, D, V]

@@ -33,7 +33,7 @@ def prefilled(source: Any, target: TransformersTarget, slot: int, ids: Sequence[
     """A state that has seen all ids but the last."""
     state = source.open(slot)
     target.rewind_slot(slot, 0)
-    (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+    (output,) = target.run_pass([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)], (), ())[0]
     source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
     return state
 

@@ -25,7 +25,7 @@ def test_head_k_guesses_depth_k_plus_one_from_what_the_lm_head_read() -> None:
     for index, head in enumerate(net.heads):
         head.lm_head.weight.copy_(target.head.weight.roll(index, 0))  # type: ignore[operator, union-attr]
     source = MedusaSource(net, target.head, 3)
-    (output,) = target.prefill([Chunk(0, torch.tensor(prompt), False, True, source.needs.taps)])
+    (output,) = target.run_pass([Chunk(0, torch.tensor(prompt), False, True, source.needs.taps)], (), ())[0]
     assert output.last is not None
     state = source.open(0)
     source.prefill([state], [PromptChunk(torch.tensor(prompt), None, output.features)])

@@ -83,7 +83,7 @@ def segment_of(kv: SlotKV, part: Any, start: int, window: int) -> Segment:
         visible[:, length:] = part.visible
     positions = torch.cat([torch.arange(length), part.offsets + length])
     kv.lengths[part.slot] = 0
-    segment = Segment(kv, part.slot, start, positions, visible, is_prompt=True, scratch=length + part.scratch)
+    segment = Segment(kv, part.slot, start, positions, visible, scratch=length + part.scratch)
     kv.lengths[part.slot] = length
     return segment
 
