@@ -11,14 +11,14 @@ from outpace.chat import Chat
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, check_proposer
-from outpace.core.settings import LoadSettings, documented_by
+from outpace.core.settings import LoadSettings, documented_by, settings_of
 from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.kernels.build import warn_without_kernels
-from outpace.lib.checks import check_flags, check_int, is_int, items_of, path_of, shown
+from outpace.lib.checks import check_flags, check_int, check_range, is_int, items_of, path_of, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import without_collection
 from outpace.lib.stages import loading, stage
@@ -210,6 +210,7 @@ class Model:
         budget: int | None = None,
         drafter: str | None = None,
         profile: bool = False,
+        prompt_slowdown: float = LoadSettings.prompt_slowdown,
     ) -> None:
         self.name, self.target, self.codec = name, target, codec
         self.exactness = probe(target)
@@ -222,6 +223,7 @@ class Model:
             codec.new_detokenizer,
             costs=PassCosts(costs_file(target)),
             grammar_tokenizer=lambda: grammar_tokenizer(codec, target.vocab_size, target.eos_token_ids),
+            prompt_slowdown=prompt_slowdown,
         )
         self._budget = checked_budget(budget)
         self._proposers = ProposerStore(self.drafters)
@@ -412,6 +414,7 @@ def load(
     max_model_len: int | None = None,
     max_num_seqs: int = LoadSettings.max_num_seqs,
     kv_cache_memory_bytes: int | None = None,
+    prompt_slowdown: float = LoadSettings.prompt_slowdown,
     exact: bool = LoadSettings.exact,
     enable_prefix_caching: bool = LoadSettings.enable_prefix_caching,
     progress: bool | None = None,
@@ -428,12 +431,14 @@ def load(
     words = {"dtype": dtype, "quantize": quantize, "kv_cache_dtype": kv_cache_dtype}
     sizes = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes}
     options = checked_loading(model, device, max_num_seqs, words, sizes)
+    about = settings_of(LoadSettings)["prompt_slowdown"]
+    slowdown = check_range("prompt_slowdown", prompt_slowdown, 1, 100, about.wanted, about.is_open)
     check_flags(profile=profile, exact=exact, enable_prefix_caching=enable_prefix_caching)
     if progress is not None:
         check_flags(progress=progress)
     with without_collection(), loading(options["name"], progress):
         target, codec = load_target(**options, exact=exact)
-        loaded = Model(options["name"], target, codec, method, budget, named, profile=profile)
+        loaded = Model(options["name"], target, codec, method, budget, named, profile, slowdown)
     if target.device.type == "cpu":
         warn_of_spinning()
         warn_without_kernels()

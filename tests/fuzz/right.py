@@ -115,6 +115,7 @@ LOAD: dict[str, Right] = {
     "max_model_len": optional(whole(1, 256)),
     "max_num_seqs": whole(1),
     "kv_cache_memory_bytes": optional(whole(1)),
+    "prompt_slowdown": real(1 + 2**-52, 100),
     "exact": flag,
     "enable_prefix_caching": flag,
 }

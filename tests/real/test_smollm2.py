@@ -15,6 +15,7 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.models.loading.pull import pull
 from outpace.models.reference import TransformersReference
 from tests.real.certified import assert_certified
+from tests.unit.models.company import assert_as_probed, of_a_mixed_pass
 from tests.unit.models.tiny import needs_kernels
 
 METHODS = (
@@ -48,6 +49,15 @@ def test_plain_equals_transformers(exact: Model) -> None:
         params = SamplingParams(max_new_tokens=24)
         ours = exact.generate(prompt, params, method="plain").token_ids
         assert reference.generate(prompt, params, exact.target.eos_token_ids).token_ids == ours
+
+
+def test_prompts_and_trees_share_a_pass(exact: Model) -> None:
+    """Guards against rows of real weights whose numbers depend on the other half of a mixed pass."""
+    ids = exact.encode(read_workload("builtin:1")[0].prompt(0, [])) * 4
+    exact.engine.forget_prefixes()  # slots are overwritten
+    vocab = exact.target.vocab_size
+    for one, other in of_a_mixed_pass(exact.target, [ids[:40], ids[5:12], ids[9:30], ids[:90]], vocab):
+        assert_as_probed(exact.target, exact.exactness, one, other)
 
 
 def test_no_bugs_in_bfloat16() -> None:

@@ -21,7 +21,7 @@ LIMITS = ("max_queue", "timeout", "send_timeout", "max_body", "max_methods", "dr
 
 
 @from_settings(
-    loading=options(LoadSettings, *LOADING, "max_num_seqs", "enable_prefix_caching"),
+    loading=options(LoadSettings, *LOADING, "max_num_seqs", "prompt_slowdown", "enable_prefix_caching"),
     settings=options(ServeSettings, "names", "host", "port", "api_keys", *LIMITS),
     nodes=replace(options(Nodes, *settings_of(Nodes)), panel="With --engine vllm"),
 )
@@ -82,7 +82,7 @@ def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: Se
     keys = settings.api_keys
     refuse_options(
         context,
-        ("quantize", "kv_cache_dtype", "device", "exact", *LIMITS),
+        ("quantize", "kv_cache_dtype", "device", "prompt_slowdown", "exact", *LIMITS),
         "vLLM serves; `vllm serve --help=all` lists its own options, to be given after --",
     )
     if len(keys) > 1:

@@ -168,6 +168,15 @@ class LoadSettings:
         unit="BYTES",
         low=1,
     )
+    prompt_slowdown: float = setting(
+        2.5,
+        "How many times as long a round of running requests may take because prompts of others are written in its "
+        "pass: less for steadier streams, more for earlier first tokens.",
+        unit="TIMES",
+        low=1,
+        high=100,
+        is_open=True,
+    )
     exact: bool = setting(
         False,
         "On a GPU, compute in fixed shapes and a fixed order, so that results are batch-invariant, at some cost in "

@@ -85,7 +85,7 @@ def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings)
         scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if bias is not None:
         scores.unflatten(1, (-1, count))[..., length - bias.shape[-1] :] += bias
-    output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values)  # [G, H/G*N, D]
+    output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values.double())  # [G, H/G*N, D]
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
 
 

@@ -1,16 +1,20 @@
 """What a row must have in company that it has alone: its bits where the probe says so, else all but rounding."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from outpace.bench.certificate import ROUNDING_BOUND
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NodeOutputs
+from outpace.core.protocols import Chunk, NodeOutputs, Target
+from outpace.core.tree import DraftTree, Topology
 from outpace.engine.margin import decision_margin
 from outpace.engine.session import Session
 from outpace.models.exactness import Exactness, differing_products, differing_scores
 from outpace.models.layers.linear import PackedLinear
 from outpace.models.target import TransformersTarget
+from tests.unit.models.tiny import VOCAB, random_ids
 
 
 def bound_of(target: TransformersTarget) -> float:
@@ -63,3 +67,42 @@ def assert_said_as_probed(
     margin = decision_margin(target, plain.ids[: prompt + place], params, tokens, prompt, slot=0)
     assert margin.smallest <= bound_of(target), f"token {place} differs by {margin.smallest}, which is no tie"
     return False
+
+
+def of_a_mixed_pass(
+    target: Target, prompts: Sequence[Sequence[int]], vocab: int = VOCAB
+) -> list[tuple[NodeOutputs, NodeOutputs]]:
+    """Outputs of two trees, and of two prompts, that were computed in one pass, each with those of a pass of its own.
+
+    Args:
+        target: with five slots or more.
+        prompts: of the two trees, a whole prompt, and one of which the pass writes the middle third.
+    """
+    trees = [
+        DraftTree(torch.tensor(random_ids(len(parents), seed=len(parents), vocab=vocab)), Topology.of(parents))
+        for parents in ((-1, 0, 0, 1, 1, 2), (-1,))
+    ]
+    for slot, prompt in enumerate(prompts[:2]):
+        _written(target, slot, prompt)
+    *_, whole, long = (torch.tensor(prompt) for prompt in prompts)
+    first, middle, last = long.tensor_split(3)
+    target.rewind_slot(2, 0)
+    target.rewind_slot(3, 0)
+    target.run_pass([Chunk(3, first, False, False)], (), ())
+    chunks = [Chunk(2, whole, True, True), Chunk(3, middle, True, False)]
+    (short, _), verified = target.run_pass(chunks, [0, 1], trees)
+    (rest,), _ = target.run_pass([Chunk(3, last, False, True)], (), ())
+    assert short.last is not None
+    assert rest.last is not None
+    pairs = [(short.last, _written(target, 4, prompts[2])), (rest.last, _written(target, 4, prompts[3]))]
+    for prompt, tree, own in zip(prompts[:2], trees, verified, strict=True):
+        _written(target, 4, prompt)
+        pairs.append((own, target.run_pass((), [4], [tree])[1][0]))
+    return pairs
+
+
+def _written(target: Target, slot: int, prompt: Sequence[int]) -> NodeOutputs:
+    target.rewind_slot(slot, 0)
+    (output,), _ = target.run_pass([Chunk(slot, torch.tensor(prompt), False, True)], (), ())
+    assert output.last is not None
+    return output.last

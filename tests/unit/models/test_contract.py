@@ -19,7 +19,7 @@ from outpace.models.families import SUPPORTED_FAMILIES
 from outpace.models.target import TransformersTarget
 from outpace.testing import AdversaryDrafter, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.models.company import assert_as_probed, assert_said_as_probed
+from tests.unit.models.company import assert_as_probed, assert_said_as_probed, of_a_mixed_pass
 from tests.unit.models.tiny import (
     FAMILIES,
     INNER_SIZES,
@@ -239,6 +239,18 @@ def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: st
         assert first.last is not None
         assert_as_probed(target, exactness, first.last, last)
         assert_as_probed(target, exactness, outputs, alone)
+
+
+@each_family
+@each_target
+def test_chunks_and_trees_of_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str, layers: str) -> None:
+    """Guards against chunks and trees that see each other, outputs in the order of another part, and rows of a prompt
+    whose numbers, or whose keys and values, depend on the trees in their pass or on where the prompt was cut."""
+    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=5, pack=layers == "packed")
+    exactness = probe(target)
+    prompts = [random_ids(length, seed=length) for length in (40, 3, 17, 100)]
+    for one, other in of_a_mixed_pass(target, prompts):
+        assert_as_probed(target, exactness, one, other)
 
 
 @each_case

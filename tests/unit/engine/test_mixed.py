@@ -1,0 +1,166 @@
+"""Prompts in the passes of running requests: who gets rows, how long rounds become, and what prompts teach."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.budget.costs import PassCosts
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs, Proposer
+from outpace.core.tree import DraftTree
+from outpace.engine import engine as admitting
+from outpace.engine import pricing as measuring
+from outpace.engine import round as timing
+from outpace.engine import session as telling
+from outpace.engine.engine import Engine
+from outpace.engine.prompts import shares
+from outpace.engine.session import Session
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.testing import ToyTarget, toy_context
+from outpace.trees.proposer import EmptyDraft
+from tests.unit.models.company import of_a_mixed_pass
+from tests.unit.models.tiny import random_ids
+
+VOCAB, SLOTS = 12, 48
+LONG = [1 + place % 11 for place in range(4000)]
+ROUND_MS, ROW_MS = 10.0, 0.5  # of a pass, and of each of its rows
+
+
+class Clocked(ToyTarget):
+    """A target whose passes move a clock, and nothing else does."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, max_length=4200, max_slots=SLOTS)
+        self.now, self.wanted = 0.0, list[tuple[int, bool]]()
+        self._flat = torch.arange(VOCAB).float()
+
+    def logits(self, ids: Sequence[int], position: int) -> Tensor:
+        return self._flat.roll(hash((position, 5)) % VOCAB)  # cheap, since there are thousands of rows
+
+    def run_pass(
+        self,
+        chunks: Sequence[Chunk],
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        taps: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+        rows = sum(len(chunk.tokens) for chunk in chunks) + sum(map(len, trees))
+        self.now += (ROUND_MS + ROW_MS * rows) / 1e3
+        self.wanted += [(len(chunk.tokens), chunk.want_top) for chunk in chunks]
+        return super().run_pass(chunks, slots, trees, taps)
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    target = Clocked()
+    for module in (admitting, measuring, timing, telling):
+        monkeypatch.setattr(module, "perf_counter", lambda: target.now)
+    return target
+
+
+def proposer_of(method: str) -> Proposer:
+    return EmptyDraft() if method == "plain" else build_proposer(parse_method(method), toy_context(VOCAB))
+
+
+def add(engine: Engine, prompt: list[int], proposer: Proposer, tokens: int = 150) -> Session:
+    (session,) = engine.add(prompt, SamplingParams(max_new_tokens=tokens), proposer)
+    return session
+
+
+def test_the_oldest_prompt_advances_and_short_ones_do_not_wait() -> None:
+    """Guards against a short prompt behind a long one, a long one that short ones starve, and more rows than a pass has
+    because each of many prompts gets one."""
+    assert shares([4000, 20], 100) == [80, 20]
+    assert shares([4000, 20, 300, 90], 100) == [25, 20, 0, 55]
+    assert shares([4000] * 30, 8) == [8, *[0] * 29]
+    assert shares([4000, 3], 1) == [1, 0]
+    assert shares([3, 4], 100) == [3, 4]
+
+
+@pytest.mark.parametrize("method", ["plain", "outpace:draft=none"])
+@pytest.mark.parametrize("slowdown", [1.5, 2.5])
+@pytest.mark.parametrize("count", [1, SLOTS - 1])
+def test_long_prompts_delay_nobody(target: Clocked, method: str, slowdown: float, count: int) -> None:
+    """Guards against a stream that stops while a prompt of 4,000 tokens is written, or many of them, and against
+    prompts that are never written for it."""
+    engine = Engine(target, costs=PassCosts(), prompt_slowdown=slowdown)
+    engine.shares_prefixes = False
+    proposer, rest = proposer_of(method), EmptyDraft()
+    stream, usual, gaps = add(engine, [1, 2, 3], proposer, 3000), list[float](), list[float]()
+    long: list[Session] = []
+    for step in range(240):
+        before = target.now
+        engine.step()
+        (usual if step < 40 else gaps).append(target.now - before)
+        if step == 39:
+            long = [add(engine, LONG, rest) for _ in range(count)]
+    assert not stream.has_ended
+    assert max(gaps) <= (slowdown + 0.1) * max(usual[20:])
+    assert len(stream.events) >= 235, "a token in every round"
+    afforded = sum(gaps) * 1e3 * (1 - 1 / slowdown) / ROW_MS
+    assert sum(session.prefilled for session in long) >= min(0.9 * afforded, 4000)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_short_prompt_behind_a_long_one_is_answered_first(target: Clocked, is_shared: bool) -> None:
+    """Guards against prompts that are written one after the other, or at one pace."""
+    engine, rest = Engine(target, costs=PassCosts()), EmptyDraft()
+    stream = add(engine, [1, 2, 3], rest, 500) if is_shared else None
+    for _ in range(30 if is_shared else 0):
+        engine.step()
+    long = add(engine, LONG, rest)
+    engine.step()
+    short = add(engine, [5] * 20, rest)
+    engine.step()
+    assert short.generated
+    assert long.is_filling
+    assert stream is None or not stream.has_ended
+
+
+def test_prompts_teach_where_nobody_waits(target: Clocked) -> None:
+    """Guards against retrieval that learns from no prompt, since passes are shared, and against streams that wait while
+    the whole vocabulary is scored for every row of a prompt."""
+    engine = Engine(target, costs=PassCosts())
+    proposer = proposer_of("outpace:draft=none")
+    alone = add(engine, LONG[:300], proposer)
+    while alone.is_filling:
+        engine.step()
+    assert {wanted for _, wanted in target.wanted} == {True}
+    target.wanted.clear()
+    crowded = add(engine, [7] * 30, proposer)
+    engine.step()
+    assert crowded.prefilled
+    assert {wanted for _, wanted in target.wanted} == {False}
+
+
+def test_chunks_and_trees_of_a_pass_change_nothing_in_a_toy() -> None:
+    """Guards against a double that mixes up chunks and trees, which would hide what the engine does with them."""
+    target = ToyTarget(VOCAB, max_slots=8)
+    prompts = [random_ids(length, seed=length, vocab=VOCAB) for length in (9, 3, 7, 12)]
+    for one, other in of_a_mixed_pass(target, prompts, vocab=VOCAB):
+        assert torch.equal(one.logits, other.logits)
+
+
+def answers(engine: Engine, prompts: Sequence[list[int]], proposer: Any, gap: int) -> list[list[int]]:
+    """Generated ids of requests that arrive so many steps apart."""
+    sessions = []
+    for prompt in prompts:
+        sessions.append(add(engine, prompt, proposer, 30))
+        for _ in range(gap):
+            engine.step()
+    while not all(session.has_ended for session in sessions):
+        engine.step()
+    return [session.generated for session in sessions]
+
+
+@pytest.mark.parametrize("method", ["plain", "outpace:draft=none", "recycle"])
+def test_arrivals_change_no_answer(method: str) -> None:
+    """Guards against outputs of a mixed pass that go to another request, and chunks that end at a wrong place."""
+    prompts = [random_ids(length, seed=length, vocab=VOCAB) for length in (9, 70, 3, 40, 90)]
+    expected = [answers(Engine(ToyTarget(VOCAB, max_slots=8)), [prompt], EmptyDraft(), 0)[0] for prompt in prompts]
+    for gap in (0, 1, 3):
+        engine = Engine(ToyTarget(VOCAB, max_slots=8), prefill_chunk=16, costs=PassCosts())
+        assert answers(engine, prompts, proposer_of(method), gap) == expected
