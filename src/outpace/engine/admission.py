@@ -2,8 +2,7 @@
 
 A common prefix of prompts is computed once. A request that gets a slot copies the longest prefix of its prompt that is
 cached: in the slot of a running request, of one that has ended and whose slot was not reused, or in a kept slot. A
-request whose prompt begins like one that is being written waits for that; this takes at most a step more than writing
-it, since all prompts are written at the same pace.
+request whose prompt begins like one that is being written waits until that beginning is written.
 
 Under rejection nothing is shared: what a method has learned from other requests would affect the answer.
 
@@ -21,7 +20,7 @@ from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.session import KeptSlot, Session, Written, shared
 
 LEAST_SHARED = 16
-"""Shortest common prefix that pays for a copy, or a step of waiting."""
+"""Shortest common prefix that pays for a copy, or for waiting."""
 
 
 class Roster:
