@@ -162,6 +162,11 @@ class Averages:
         """The average of the nearest key that was seen; the default before any was."""
         return self.known[min(self.known, key=lambda seen: abs(seen - key))] if self.known else default
 
+    def least(self, count: int) -> float:
+        """What so many requests take at least, by the nearest number that was seen: a share of it if they are fewer."""
+        seen = min(self.known, key=lambda other: abs(other - count), default=1)
+        return self.nearest(seen) * min(count / seen, 1.0)
+
     def pull_to_least(self) -> None:
         """Move all averages towards the least one, so that one slow moment does not decide for good."""
         least = min(self.known.values(), default=0.0)

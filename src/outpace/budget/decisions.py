@@ -55,7 +55,7 @@ class TimedOption:
         if self._learned < self._FIRST:
             return True
         share = self._STAYS if self._paid.get(self._key(kinds), True) else 1.0
-        return sum(map(self._gains.nearest, kinds)) > share * rate * self._ms.nearest(len(kinds))
+        return sum(map(self._gains.nearest, kinds)) > share * rate * self._ms.least(len(kinds))
 
     def is_used(self, kinds: Sequence[int], rate: float) -> bool:
         """Whether to use the option in the next round: because it pays, or to explore."""
@@ -80,8 +80,7 @@ class TimedOption:
         self._learned += 1
         for kind, gain in zip(kinds, gains, strict=True):
             self._gains.learn(kind, max(gain, 0.0))
-        known = self._ms.known.get(len(kinds))
-        if self._is_running or known is None or ms < known:
+        if self._is_running or ms < self._ms.known.get(len(kinds), 0.0):
             self._ms.learn(len(kinds), ms)
         self._is_running = True
 
@@ -168,7 +167,7 @@ class TreeSizes:
         rows = count * np.cumsum(self._present.rates)
         costs = rate * (np.interp(rows, np.arange(len(times.ms)), times.ms) - times.ms[0])
         gains = count * np.cumsum(self._accepted.rates)
-        nodes, _ = best_size(gains.tolist(), costs.tolist(), rate * self._ms.nearest(count))
+        nodes, _ = best_size(gains.tolist(), costs.tolist(), rate * self._ms.least(count))
         budgets = [nodes] * count
         if nodes < self._limit and self._exploration.is_due():
             budgets[self._trials % count] = self._limit

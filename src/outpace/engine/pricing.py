@@ -75,7 +75,7 @@ class Pricing:
             return _LEAST_ROWS
         if not sessions:
             return max(int(_PROMPT_MS / row_ms), _LEAST_ROWS)
-        return max(int((self._slowdown - 1) * self._usual.nearest(len(sessions)) / row_ms), 1)
+        return max(int((self._slowdown - 1) * self._usual.least(len(sessions)) / row_ms), 1)
 
     def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: "Phases") -> None:
         """Learn how long a pass took that wrote `rows` of prompts and computed so many others, of `sessions`."""
@@ -83,7 +83,7 @@ class Pricing:
         if sessions and self._costs.is_known:
             ms = clock.ms("forward", "verify", "prompts") - self._costs.times(others, _context(sessions), 0).ms[0]
         elif sessions:
-            ms -= self._usual.nearest(len(sessions))
+            ms -= self._usual.least(len(sessions))
         # A row's time is the quotient of two averages: that of one small chunk would be mostly noise.
         key = _prompt_key(sessions, context)
         self._prompt_ms.learn(key, ms)

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -180,16 +179,23 @@ class TransformersTarget(PackedModel):
         features = [_concatenated(tapped, own, each) for own, each in zip(wanted, rows, strict=True)]
         lasts = [end - 1 for chunk, end in zip(chunks, ends, strict=False) if chunk.is_last]
         written = sum(len(chunk.tokens) for chunk in chunks)
-        outputs = iter(self._outputs(hidden, lasts, written, [len(tree) for tree in trees]))
+        of_trees = features[len(chunks) :]
+        outputs = self._outputs(hidden, lasts, written, [len(tree) for tree in trees], of_trees)
         self.kv.commit([chunk.slot for chunk in chunks], [range(len(chunk.tokens)) for chunk in chunks])
-        results = []
+        results, of_lasts = [], iter(outputs)
         for chunk, each, own in zip(chunks, rows, features, strict=False):
             top_ids = self.head.top_ids(hidden[each]) if chunk.want_top else None
-            results.append(ChunkOutput(top_ids, next(outputs) if chunk.is_last else None, own))
-        verified = [replace(own, features=each) for own, each in zip(outputs, features[len(chunks) :], strict=True)]
-        return results, verified
+            results.append(ChunkOutput(top_ids, next(of_lasts) if chunk.is_last else None, own))
+        return results, outputs[len(lasts) :]
 
-    def _outputs(self, hidden: Tensor, lasts: Sequence[int], written: int, sizes: Sequence[int]) -> list[NodeOutputs]:
+    def _outputs(
+        self,
+        hidden: Tensor,
+        lasts: Sequence[int],
+        written: int,
+        sizes: Sequence[int],
+        features: Sequence[Tensor | None],
+    ) -> list[NodeOutputs]:
         """Outputs at some rows of a pass, and then at those of each tree, which follow `written` rows of prompts."""
         if written:
             hidden = torch.cat([hidden[lasts], hidden[written:]])
@@ -197,7 +203,7 @@ class TransformersTarget(PackedModel):
             return []
         packed = NodeOutputs(*self._captured_head(hidden)) if self.captures and not written else self.head(hidden)
         parts = [each.split([*[1] * len(lasts), *sizes]) for each in (packed.logits, packed.top_ids, packed.top_logits)]
-        return [NodeOutputs(*own) for own in zip(*parts, strict=True)]
+        return list(map(NodeOutputs, *parts, [*[None] * len(lasts), *features]))
 
     def _head_outputs(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs = self.head(hidden)

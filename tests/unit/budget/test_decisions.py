@@ -106,6 +106,27 @@ def test_catching_up_is_not_the_cost_of_an_option() -> None:
     assert not option.pays((0,), 0.1)
 
 
+def test_the_last_request_of_a_batch_drafts_as_one_alone() -> None:
+    """Guards against drafts that take too long for sixteen, and are thought to take as long for the one that is left;
+    and against the round that catches up, which is the first in which they are timed."""
+    option = TimedOption()
+    for _ in range(20):
+        option.learn((0,) * 16, (0.1,) * 16, 32.0)
+    assert not option.pays((0,) * 16, 0.08)
+    option.advance((0,) * 16, 0.08)
+    assert option.pays((0,), 0.04)
+    option.learn((0,), (0.1,), 500.0)
+    assert option.pays((0,), 0.04)
+    option.learn((0,), (0.1,), 4.0)
+    assert not option.pays((0,), 0.04)
+    sizes = TreeSizes(8)
+    for _ in range(20):
+        budgets = [8] * 16
+        sizes.learn(budgets, [(8, range(1, 4))] * 16, 100.0)
+    assert sizes.budgets(16, TIMES, 1.0) == [0] * 16
+    assert sizes.budgets(2, TIMES, 0.3) == [3, 3]
+
+
 class WantedTop(ToyTarget):
     """A target that records for which prompts its top ids are wanted at every position."""
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from outpace.budget.costs import ROWS, PassCosts
-from outpace.budget.decisions import TreeSizes
+from outpace.budget.decisions import Exploration, RoundRates, TreeSizes
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, Verdict
+from outpace.core.protocols import DraftRequest, Needs, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.pricing import _seen
@@ -101,6 +101,37 @@ def test_alone_and_by_name_nothing_is_priced(tmp_path: Path) -> None:
     engine, proposer = Engine(ToyTarget(V), costs=costs_of(tmp_path, STEEP)), Asked()
     sizes = [engine.add([1], SamplingParams(), proposer, budget)[0].is_sized for budget in (None, 6)]
     assert sizes == [True, False]
+
+
+class Priced(EmptyDraft):
+    """An empty draft that asks for prices and writes down the requests of each round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs, self.asked = Needs(prices=4), list[Sequence[DraftRequest]]()
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        self.asked.append(requests)
+        return super().propose(states, requests)
+
+
+def test_the_last_of_a_batch_is_planned_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a closed batch in which nothing is drafted, also not for the one that is left when all others have
+    ended, and against its rows at the prices of a batch."""
+    monkeypatch.setattr(RoundRates, "pays", lambda rates, count: False)
+    monkeypatch.setattr(Exploration, "is_due", lambda schedule, key=None: False)
+    plans = []
+    for count in (1, 4):
+        proposer = Priced()
+        params = [SamplingParams(max_new_tokens=30 if place == 0 else 6) for place in range(count)]
+        engine = Engine(ToyTarget(V, max_length=64), costs=costs_of(tmp_path, STEEP))
+        decode(engine, PROMPTS[:count], params, [proposer] * count)
+        together = [one for requests in proposer.asked if len(requests) > 1 for one in requests]
+        assert all(one.budget == 0 for one in together)
+        alone = [requests[0] for requests in proposer.asked if len(requests) == 1][-20:]
+        plans.append([(one.budget, one.max_depth, one.prices.times if one.prices else None) for one in alone])
+    assert plans[0] == plans[1]
+    assert {budget for budget, *_ in plans[0]} == {4}
 
 
 def test_nodes_that_a_grammar_forces_are_not_the_methods() -> None:
