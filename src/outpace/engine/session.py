@@ -62,6 +62,9 @@ class StopChecker:
             return self._flush(), Stop("stop", token)
         if self._detokenizer is not None:
             self._held += self._detokenizer.push(token)
+        if not self._stop and self._left > 0:
+            text, self._held = self._held, ""
+            return text, None
         found = [(self._held.find(string), string) for string in self._stop if string in self._held]
         if found:
             position, string = min(found, key=lambda item: item[0])

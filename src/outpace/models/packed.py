@@ -310,16 +310,16 @@ class PackedModel:
     def _segments(self, parts: Sequence[PassPart], kv: SlotKV | None = None) -> tuple[list[Segment], Tensor]:
         """The parts' segments, and the positions [T] of their rows; in other slots than the model's where given."""
         kv = self.kv if kv is None else kv
+        sizes = [part.offsets.shape[0] for part in parts]
+        lengths = torch.tensor([kv.lengths[part.slot] for part in parts])
+        # The position of a row is the committed length plus its depth, never its index in the tree.
+        packed = torch.cat([part.offsets for part in parts]) + lengths.repeat_interleave(torch.tensor(sizes))
         segments, positions, start = [], [], 0
-        for part in parts:
-            # The position of a row is the committed length plus its depth, never its index in the tree.
-            where = part.offsets + kv.lengths[part.slot]
-            own = part.visible, part.scratch, part.view
-            segment = Segment(kv, part.slot, start, where, *own)
-            segments.append(segment)
-            positions.append(where[part.scratch :])
-            start += len(part.tokens)
-        return segments, torch.cat(positions)
+        for part, size, where in zip(parts, sizes, packed.split(sizes), strict=True):
+            segments.append(Segment(kv, part.slot, start, where, part.visible, part.scratch, part.view))
+            positions.append(where[part.scratch :] if part.scratch else where)
+            start += size - part.scratch
+        return segments, torch.cat(positions) if start < len(packed) else packed
 
     def _run_modules(
         self, ids: Tensor, positions: Tensor, cache: PassCache, taps: Iterable[int]

@@ -174,13 +174,13 @@ class TransformersTarget(PackedModel):
         parts += [_part(slot, tree.tokens, tree.topology) for slot, tree in zip(slots, trees, strict=True)]
         wanted = [chunk.taps for chunk in chunks] + list(taps or [()] * len(trees))
         hidden, tapped = self.run_tapped(parts, [tap for own in wanted for tap in own], captured=not chunks)
-        ends = list(itertools.accumulate(len(part.tokens) for part in parts))
-        rows = [slice(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)]
+        sizes = [*(len(chunk.tokens) for chunk in chunks), *map(len, trees)]
+        ends = list(itertools.accumulate(sizes))
+        rows = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         features = [_concatenated(tapped, own, each) for own, each in zip(wanted, rows, strict=True)]
         lasts = [end - 1 for chunk, end in zip(chunks, ends, strict=False) if chunk.is_last]
-        written = sum(len(chunk.tokens) for chunk in chunks)
-        of_trees = features[len(chunks) :]
-        outputs = self._outputs(hidden, lasts, written, [len(tree) for tree in trees], of_trees)
+        count = len(chunks)
+        outputs = self._outputs(hidden, lasts, sum(sizes[:count]), sizes[count:], features[count:])
         self.kv.commit([chunk.slot for chunk in chunks], [range(len(chunk.tokens)) for chunk in chunks])
         results, of_lasts = [], iter(outputs)
         for chunk, each, own in zip(chunks, rows, features, strict=False):

@@ -68,7 +68,8 @@ class EmptyDraft(BaseProposer):
         self.budget = 0
 
     def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return [DraftTree.chain(torch.tensor([request.ids[-1]])) for request in requests]
+        pending = torch.tensor([request.ids[-1] for request in requests])
+        return [DraftTree.chain(tokens) for tokens in pending.split(1)]
 
 
 class StaticProposer(BaseProposer):

@@ -97,7 +97,7 @@ def test_a_shared_beginning_changes_neither_tokens_nor_trees(method: str, option
         world.engine.shares_prefixes = shares
         run_pass = world.target.run_pass
 
-        def recorded(chunks: Any, slots: Any, shown: Any, taps: Any) -> Any:
+        def recorded(chunks: Any, slots: Any, shown: Any, taps: Any = ()) -> Any:
             if shown:
                 trees.append([tree.tokens.tolist() for tree in shown])
             return run_pass(chunks, slots, shown, taps)

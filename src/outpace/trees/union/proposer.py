@@ -139,7 +139,8 @@ class UnionProposer(Nested):
             self._drafting.pause()
             for state in states:
                 state.grown = None
-            return [DraftTree.chain(tensor([request.ids[-1]], device=self._device)) for request in requests]
+            pending = tensor([request.ids[-1] for request in requests], device=self._device)
+            return [DraftTree.chain(tokens) for tokens in pending.split(1)]
         grown = self._with_trees(states, requests)
         graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
         trees = []
