@@ -83,7 +83,7 @@ def test_the_oldest_prompt_advances_and_short_ones_do_not_wait() -> None:
 @pytest.mark.parametrize("method", ["plain", "outpace:draft=none"])
 @pytest.mark.parametrize("slowdown", [1.5, 2.5])
 @pytest.mark.parametrize("count", [1, SLOTS - 1])
-def test_long_prompts_delay_nobody(target: Clocked, method: str, slowdown: float, count: int) -> None:
+def test_long_prompts_do_not_delay_streams(target: Clocked, method: str, slowdown: float, count: int) -> None:
     """Guards against a stream that stops while a prompt of 4,000 tokens is written, or many of them, and against
     prompts that are never written for it."""
     engine = Engine(target, costs=PassCosts(), prompt_slowdown=slowdown)
@@ -120,7 +120,7 @@ def test_a_short_prompt_behind_a_long_one_is_answered_first(target: Clocked, is_
     assert stream is None or not stream.has_ended
 
 
-def test_prompts_teach_where_nobody_waits(target: Clocked) -> None:
+def test_prompts_teach_where_no_stream_waits(target: Clocked) -> None:
     """Guards against retrieval that learns from no prompt, since passes are shared, and against streams that wait while
     the whole vocabulary is scored for every row of a prompt."""
     engine = Engine(target, costs=PassCosts())
