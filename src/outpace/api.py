@@ -438,7 +438,9 @@ def load(
         check_flags(progress=progress)
     with without_collection(), loading(options["name"], progress):
         target, codec = load_target(**options, exact=exact)
-        loaded = Model(options["name"], target, codec, method, budget, named, profile, slowdown)
+        loaded = Model(
+            options["name"], target, codec, method, budget, drafter=named, profile=profile, prompt_slowdown=slowdown
+        )
     if target.device.type == "cpu":
         warn_of_spinning()
         warn_without_kernels()

@@ -316,7 +316,7 @@ class PackedModel:
         packed = torch.cat([part.offsets for part in parts]) + lengths.repeat_interleave(torch.tensor(sizes))
         segments, positions, start = [], [], 0
         for part, size, where in zip(parts, sizes, packed.split(sizes), strict=True):
-            segments.append(Segment(kv, part.slot, start, where, part.visible, part.scratch, part.view))
+            segments.append(Segment(kv, part.slot, start, where, part.visible, scratch=part.scratch, view=part.view))
             positions.append(where[part.scratch :] if part.scratch else where)
             start += size - part.scratch
         return segments, torch.cat(positions) if start < len(packed) else packed
