@@ -81,7 +81,8 @@ class Pricing:
         """Learn how long a pass took that wrote `rows` of prompts and computed so many others, of `sessions`."""
         ms = clock.ms()
         if sessions and self._costs.is_known:
-            ms = clock.ms("forward", "verify", "prompts") - self._costs.times(others, _context(sessions), 0).ms[0]
+            without = self._costs.times(len(sessions), _context(sessions), 0, others - len(sessions))
+            ms = clock.ms("forward", "verify", "prompts") - without.ms[0]
         elif sessions:
             ms -= self._usual.least(len(sessions))
         # A row's time is the quotient of two averages: that of one small chunk would be mostly noise.
