@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
-from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels.build import build, loaded_kernels, threads
 from outpace.kernels.instructions import cpu_flags
 from outpace.models.target import TransformersTarget
 
@@ -26,11 +26,11 @@ def identity(target: TransformersTarget) -> str:
 
 
 def costs_file(target: TransformersTarget) -> Path | None:
-    """The file of a model on this machine; None for a model so small that none is kept."""
+    """The file of a model on this machine, with these kernels; None for a model so small that none is kept."""
     config = target.config
     if (
         config.hidden_size * config.num_hidden_layers * config.hidden_size + target.vocab_size * config.hidden_size
         < _SMALL
     ):
         return None
-    return user_cache_path("outpace") / "costs" / f"{identity(target)}.json"
+    return user_cache_path("outpace") / "costs" / f"{identity(target)}-{build().path.stem}.json"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import outpace
+from outpace.kernels.build import Build
 from outpace.lib.errors import InvalidRequest
 from outpace.methods import profile
 from outpace.methods.profile import Figures, Profile, profile_file, read_profile, write_profile
@@ -100,6 +101,16 @@ def test_another_precision_machine_or_model(folder: str, tmp_path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(costs_file, "cpu_flags", lambda: frozenset({"sve2"}))
         assert load(folder).method_from == "the default"
+
+
+def test_times_of_other_kernels_are_measured_anew(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against trees sized for kernels of an older version, which were slower."""
+    monkeypatch.setattr(costs_file, "_SMALL", 0)
+    target, now = load(folder).target, costs_file.costs_file
+    before = now(target)
+    assert before == now(target)
+    monkeypatch.setattr(costs_file, "build", lambda: Build(None, "", tmp_path / "other.so"))
+    assert before != now(target)
 
 
 DAMAGES: dict[str, dict[str, Any]] = {
