@@ -99,7 +99,7 @@ class Steps:
         rows, is_busy = self._prefill_chunk * len(filling), bool(decoding)
         if self._pricing is not None:
             context = written_of([gain.session for gain in filling])
-            rows = min(rows, self._pricing.prompt_rows([gain.session for gain in decoding], context))
+            rows = min(rows, self._pricing.prompt_rows([gain.session for gain in decoding], len(filling), context))
             is_busy = is_busy or not self._pricing.pays(len(filling))
         return Prompts(filling, rows, self._prefill_chunk, is_busy)
 

@@ -21,6 +21,7 @@ _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembe
 _PACE_KEPT = 0.95  # of what a request gained
 _REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
 _PROMPT_MS = 500.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
+_MOST_WAIT = 2  # requests that wait for their prompts, for each that is decoded, above which most of them do
 _LEAST_ROWS = 32  # of prompts in a pass that writes them alone, or whose time is not known
 
 
@@ -59,11 +60,15 @@ class Pricing:
         self._sizes: WeakKeyDictionary[Proposer, TreeSizes] = WeakKeyDictionary()
         self._rates = RoundRates()
 
-    def prompt_rows(self, sessions: Sequence[Session], context: int) -> int:
+    def prompt_rows(self, sessions: Sequence[Session], waiting: int, context: int) -> int:
         """How many rows of prompts the next pass writes at most, one or more.
+
+        Where most requests wait for their prompts, the bound is on rounds of all: decoding a few of them in many short
+        rounds would take longer.
 
         Args:
             sessions: that are decoded in the pass.
+            waiting: requests whose prompts are being written.
             context: average length of what is written of the prompts.
         """
         key = _prompt_key(sessions, context)
@@ -75,7 +80,8 @@ class Pricing:
             return _LEAST_ROWS
         if not sessions:
             return max(int(_PROMPT_MS / row_ms), _LEAST_ROWS)
-        return max(int((self._slowdown - 1) * self._usual.least(len(sessions)) / row_ms), 1)
+        count = len(sessions) + (waiting if waiting > _MOST_WAIT * len(sessions) else 0)
+        return max(int((self._slowdown - 1) * self._usual.least(count) / row_ms), 1)
 
     def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: "Phases") -> None:
         """Learn how long a pass took that wrote `rows` of prompts and computed so many others, of `sessions`."""
