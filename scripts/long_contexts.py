@@ -21,6 +21,7 @@ from torch import Tensor
 import outpace
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.data.workload import read_workload
+from outpace.engine import pricing
 
 PLAIN = "plain"
 Row = dict[str, Any]
@@ -36,7 +37,7 @@ class WrittenOnce:
     def __init__(self, model: outpace.Model, taps: Collection[int]) -> None:
         self.taps, self._target = tuple(sorted(taps)), model.target
         self._compute, self.chunks = model.target.run_pass, dict[int, dict[str, Any]]()  # by first position
-        model.target.run_pass = self  # type: ignore[method-assign]
+        model.target.run_pass = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, chunks: Sequence[Chunk], *trees: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
         if not chunks:
@@ -130,6 +131,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
+    pricing._PROMPT_MS = 1e9  # chunks of one size in every run, whatever passes take, so that they are found again
     model = outpace.load(args.model, max_num_seqs=1, enable_prefix_caching=False, kv_cache_dtype=args.kv_cache_dtype)
     methods = [PLAIN, *args.methods]
     proposers = [model.proposer(method) for method in methods]  # held, so that they learn from prompt to prompt
