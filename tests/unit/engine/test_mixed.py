@@ -16,6 +16,7 @@ from outpace.engine import pricing as measuring
 from outpace.engine import round as timing
 from outpace.engine import session as telling
 from outpace.engine.engine import Engine
+from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import shares
 from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, parse_method
@@ -68,6 +69,19 @@ def proposer_of(method: str) -> Proposer:
 def add(engine: Engine, prompt: list[int], proposer: Proposer, tokens: int = 150) -> Session:
     (session,) = engine.add(prompt, SamplingParams(max_new_tokens=tokens), proposer)
     return session
+
+
+def test_a_few_early_requests_do_not_hold_up_all_others() -> None:
+    """Guards against a burst of which the first requests are decoded in many short rounds while the others wait for
+    rows: there the bound is on rounds of all."""
+    pricing = Pricing(PassCosts(), slowdown=2.5)
+    early = add(Engine(Clocked()), [1, 2], EmptyDraft())
+    for count, ms in ((2, 10.0), (8, 40.0)):
+        pricing._usual.learn(count, ms)
+    pricing._prompt_ms.learn(0, 20.0)
+    pricing._prompt_rows.learn(0, 20)
+    assert pricing.prompt_rows([early, early], waiting=4, context=0) == 1.5 * 10
+    assert pricing.prompt_rows([early, early], waiting=6, context=0) == 1.5 * 40
 
 
 def test_the_oldest_prompt_advances_and_short_ones_do_not_wait() -> None:
