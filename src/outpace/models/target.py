@@ -22,7 +22,8 @@ from outpace.models.packed import PackedModel, PassPart, layers_of
 
 _LARGE = 2**28  # bytes of products: passes of smaller models are timed in less than a second
 _LAYERS_TIMED = 3  # of those of a pass, where its time is estimated
-_CONTEXT, _ATTENDING = 2048, (1, 8)  # tokens of context, and rows that read them, where attention is timed
+# Tokens of context, rows that read them, and layers at most, where attention is timed: it takes memory of its own.
+_CONTEXT, _ATTENDING, _LAYERS_ATTENDING = 2048, (1, 8), 8
 _REPEATS = 3
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class TransformersTarget(PackedModel):
             return 0.0, 0.0
         context = min(_CONTEXT, self.max_length)
         capacity, dtype = context + max(_ATTENDING), self.kv.keys.dtype
-        kv = self._slots(slots=1, capacity=capacity, key_dtype=dtype, value_dtype=dtype)
+        layers = min(len(self.kv.keys), _LAYERS_ATTENDING)
+        kv = self._slots(slots=1, capacity=capacity, key_dtype=dtype, value_dtype=dtype, layers=layers)
         for storage in kv.storages:
             storage.fill_(1)  # memory is mapped when it is written
         times = dict[tuple[int, int], float]()
@@ -137,12 +139,13 @@ class TransformersTarget(PackedModel):
             kv.lengths[0] = length
             took = self._attention_ms(kv, rows)
             times[rows, length] = min(took, times.get((rows, length), took))
-        one, more = (max(times[rows, context] - times[rows, 0], 0.0) / context for rows in _ATTENDING)
+        share = len(self.kv.keys) / layers / context
+        one, more = (max(times[rows, context] - times[rows, 0], 0.0) * share for rows in _ATTENDING)
         row = max(more - one, 0.0) / (_ATTENDING[1] - _ATTENDING[0])
         return max(one - row * _ATTENDING[0], 0.0), row
 
     def _attention_ms(self, kv: SlotKV, rows: int) -> float:
-        """Of all layers, for a chain after the contents of the first slot."""
+        """Of the layers of `kv`, for a chain after the contents of the first slot."""
         chain, width = Topology.chain(rows), kv.keys.shape[-1]
         segment = Segment(kv, 0, 0, chain.depth_tensor + kv.lengths[0], chain.ancestor_mask)
         query = torch.ones(self.config.num_attention_heads, rows, width)

@@ -56,7 +56,7 @@ def test_what_a_token_of_context_costs_is_timed_apart(without_kernels: None) -> 
 def test_timing_a_context_leaves_the_slots(kv_cache_dtype: str) -> None:
     """Guards against attention that is timed in a request's slot, in another format of keys, or beyond a short limit;
     and against rows that seem free: eight of them read a context in more time than one."""
-    config = tiny_config("llama", hidden_size=256, num_attention_heads=8, num_key_value_heads=2)
+    config = tiny_config("llama", hidden_size=256, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=9)
     for length in (48, 4096):
         target = tiny_target(config, max_length=length, max_slots=1, kv_cache_dtype=kv_cache_dtype)
         open_with(target, random_ids(20, 3))
