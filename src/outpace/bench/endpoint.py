@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import inf
+from random import Random
 from threading import Event
 from time import perf_counter
 from typing import Any
@@ -36,9 +38,11 @@ class EndpointPlan:
         budget: drafted nodes per round for methods that do not name their own.
         warm_items: prompts that every method answers first, unmeasured.
         check: whether each prompt is asked once more, alone and unmeasured, and answers are compared with that.
+        request_rate: requests per second that arrive at random (a Poisson process with the seed of `params`), the same
+            for all methods, with a level as the most in flight; by default one arrives as another ends.
 
     Raises:
-        InvalidRequest: levels below 1, twice, or of more requests than there are prompts.
+        InvalidRequest: levels below 1, twice, or of more requests than there are prompts; a rate of 0 or less.
     """
 
     items: tuple[WorkItem, ...]
@@ -48,8 +52,11 @@ class EndpointPlan:
     budget: int | None = None
     warm_items: tuple[WorkItem, ...] = ()
     check: bool = True
+    request_rate: float | None = None
 
     def __post_init__(self) -> None:
+        if self.request_rate is not None and not 0 < self.request_rate < inf:
+            raise InvalidRequest(f"request_rate={self.request_rate}: must be a positive number of requests per second")
         levels = ",".join(map(str, self.levels))
         if not self.levels or min(self.levels) < 1 or len(set(self.levels)) < len(self.levels):
             raise InvalidRequest(f"concurrency={levels!r}: must be numbers of at least 1, each once")
@@ -82,7 +89,7 @@ class EndpointRun:
         """What records depend on, the machine and the versions included."""
         plan = self.plan
         chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "check": plan.check}
-        chosen["levels"] = plan.levels
+        chosen |= {"levels": plan.levels, "request_rate": plan.request_rate}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         return self._shared | chosen
 
@@ -130,7 +137,7 @@ class EndpointRun:
                 after = speculation_counts(self._endpoint)
                 waves[method].append(Wave(runs, None if before is None or after is None else after - before))
             if self.plan.check:
-                alone.append(self._ask(asked, turn, answers, first, 1))
+                alone.append(self._ask(asked, turn, answers, first, 1, is_timed=False))
             for place, run in waves[first][-1].runs.items():  # all continue one conversation
                 answers[place].append(run.text)
         about = {"concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
@@ -142,12 +149,20 @@ class EndpointRun:
         return records
 
     def _ask(
-        self, places: Sequence[int], turn: int, answers: Mapping[int, list[str]], method: str, level: int
+        self,
+        places: Sequence[int],
+        turn: int,
+        answers: Mapping[int, list[str]],
+        method: str,
+        level: int,
+        is_timed: bool = True,
     ) -> dict[int, TurnRun]:
         """A method's answers to a turn of some prompts, by their places."""
+        rate = self.plan.request_rate if is_timed else None
         items = [(self.plan.items[place], answers[place]) for place in places]
         requests = [self._request(item, turn, texts, method) for item, texts in items]
-        return dict(zip(places, under_load(self._endpoint, requests, level), strict=True))
+        arrivals = arrival_times(len(places), rate, self.plan.params.seed or 0)
+        return dict(zip(places, under_load(self._endpoint, requests, level, arrivals), strict=True))
 
     def _request(self, item: WorkItem, turn: int, answers: list[str], method: str) -> Asked:
         """Path and body of a turn's request, given the answers to the turns before it."""
@@ -187,8 +202,19 @@ def _even_groups(places: Sequence[int], level: int) -> list[Sequence[int]]:
 REPORTED = ("steps", "drafted", "accepted", "accepted_per_depth", "reused_tokens", "plain_steps", "by_origin")
 
 
-def under_load(endpoint: Endpoint, asked: Sequence[Asked], concurrency: int) -> list[TurnRun]:
-    """Ask a server, so many requests at a time: as one ends, the next is sent.
+def arrival_times(count: int, rate: float | None, seed: int) -> list[float]:
+    """Seconds from the start at which requests arrive; all at once without a rate."""
+    chance = Random(seed)
+    return [0.0] * count if rate is None else list(accumulate(chance.expovariate(rate) for _ in range(count)))
+
+
+def under_load(
+    endpoint: Endpoint, asked: Sequence[Asked], concurrency: int, arrivals: Sequence[float] | None = None
+) -> list[TurnRun]:
+    """Ask a server, at most so many requests at a time: as one ends, the next that has arrived is sent.
+
+    Args:
+        arrivals: seconds from the start; times of a request count from its own, or from its sending where that is 0.
 
     Returns:
         Answers in the order of the requests. Their counters hold times in milliseconds, the tokens that the server
@@ -198,18 +224,24 @@ def under_load(endpoint: Endpoint, asked: Sequence[Asked], concurrency: int) -> 
 
     pool = ThreadPoolExecutor(concurrency)
     try:
-        return list(pool.map(lambda one: _ask(endpoint, one[0], one[1], start, is_over), asked))
+        due = arrivals or [0.0] * len(asked)
+        return list(pool.map(lambda one, at: _ask(endpoint, one, start, at, is_over), asked, due))
     finally:
         is_over.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(endpoint: Endpoint, path: str, body: Mapping[str, Any], start: float, is_over: Event) -> TurnRun:
-    sent = perf_counter()
+def _ask(endpoint: Endpoint, asked: Asked, start: float, arrival: float, is_over: Event) -> TurnRun:
+    if arrival:
+        is_over.wait(max(start + arrival - perf_counter(), 0))
+    sent = start + arrival if arrival else perf_counter()
     first = last = 0.0
-    with endpoint.stream(path, body) as stream:
+    gaps: list[float] = []
+    with endpoint.stream(*asked) as stream:
         for _ in stream:
-            last = perf_counter()
+            before, last = last, perf_counter()
+            if first:
+                gaps.append(round(1e3 * (last - before), 2))
             first = first or last
             if is_over.is_set():
                 raise ModelError("another request of the run failed")
@@ -224,6 +256,7 @@ def _ask(endpoint: Endpoint, path: str, body: Mapping[str, Any], start: float, i
         "sent_ms": 1e3 * (sent - start),
         "ttft_ms": 1e3 * ((first or end) - sent),  # an answer without text has waited for its end
         "decode_ms": 1e3 * (last - first),
+        "gaps_ms": gaps,
         "reused_tokens": cached,
     }
     counters |= {name: report[name] for name in REPORTED if report.get(name) is not None}
@@ -271,6 +304,7 @@ def endpoint_records(
             | {
                 "turn_ttft_ms": [run.counters["ttft_ms"] for run in runs],
                 "turn_tpot_ms": [prompt_figures([run])["tpot_ms"] or None for run in runs],
+                "turn_gaps_ms": [run.counters["gaps_ms"] for run in runs],
                 "counted_by": counted_by,
                 "retries": sum(run.counters["retries"] for run in runs),
                 "reused_tokens": sum(reused) if reused else None,

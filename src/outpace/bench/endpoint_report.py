@@ -15,10 +15,10 @@ from outpace.bench.sheet import Column, Sheet
 def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Figures per level of load and method, in the order of the run.
 
-    `ttft_ms` is from a request's sending to its first text, times in which the server was busy included; `tpot_ms` is
-    from the first to the last text, per token after the first. Both are of requests, turns of conversations being
-    requests of their own. `tokens_per_second` are all tokens over the time from a group's first request to its last
-    text, summed over groups.
+    `ttft_ms` is from a request's sending (with a rate, its arrival) to its first text, times in which the server was
+    busy included; `tpot_ms` is from the first to the last text, per token after the first. Both are of requests, turns
+    of conversations being requests of their own. `gap_ms` is between two texts of a stream, each gap counting once.
+    `tokens_per_second` are all tokens over the time from a group's first request to its last text, summed over groups.
 
     `speedup` is plain decoding's time per token over the method's at the same load, paired by prompt: the median, with
     a 95 % bootstrap interval. `sets`, `speedup_over_sets` and `copied` are as in `bench.report`; here every other
@@ -61,6 +61,7 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         "throughput_ratio": _ratio(throughput, _throughput(plain)),
         **_percentiles("ttft", ttft),
         **_percentiles("tpot", tpot),
+        **_percentiles("gap", [gap for record in records for gaps in record["turn_gaps_ms"] for gap in gaps]),
         **_speculation([group["speculation"] for group in groups]),
         "retries": sum(record["retries"] for record in records),
         "reused": _ratio(sum(reused), sum(record["prompt_tokens"] for record in records)) if reused else None,
@@ -115,6 +116,7 @@ def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Sheet:
         )
         for heading, rank, which in zip(headings, ranks, ("", "p95_", "p99_"), strict=True)
     ]
+    latencies.append((Column("gap p99", 10), number("gap_p99_ms", 0)))
     cells: Cells = [
         (Column("in flight"), lambda row: str(row["concurrency"])),
         (Column("method", is_name=True), lambda row: str(row["method"])),

@@ -82,6 +82,15 @@ def bench(
             "levels, one after the other, as 1,2,4,8: by default 1.",
         ),
     ] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PER SECOND",
+            help="Of a server: requests arrive at random at this rate, and the concurrency is the most in flight; by "
+            "default one arrives as another ends.",
+            show_default=False,
+        ),
+    ] = None,
     max_turns: MaxTurns = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for records.jsonl and summary.json; a stopped run continues there.")
@@ -106,10 +115,12 @@ def bench(
         from outpace.bench.endpoint import EndpointPlan
 
         server_plan = EndpointPlan(
-            items, params, levels or (1,), chosen, loading.budget, warm_items=warm_items, check=check
+            items, params, levels or (1,), chosen, loading.budget, tuple(warm_items), check, request_rate
         )
         _bench_endpoint(endpoint, api_key, loading.model, server_plan, out, as_json)
         return
+    if request_rate is not None:
+        raise InvalidRequest(f"request_rate={request_rate}: requests arrive at a server; give one with --endpoint")
     if len(levels) > 1:
         raise InvalidRequest(f"concurrency={concurrency!r}: several levels are for servers, with --endpoint; give one")
     in_flight = levels[0] if levels else None

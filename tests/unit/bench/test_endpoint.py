@@ -3,13 +3,13 @@
 import json
 from io import StringIO
 from threading import Event, Lock
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from outpace.bench.endpoint import EndpointPlan, EndpointRun
+from outpace.bench.endpoint import EndpointPlan, EndpointRun, arrival_times
 from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
@@ -138,6 +138,37 @@ def test_clocks() -> None:
     assert one["tpot_ms"] < 50
     assert eight["tokens_per_second"] > 2 * one["tokens_per_second"]
     assert one["tokens_per_second"] <= 4 / 0.1
+
+
+def test_requests_arrive_at_a_rate() -> None:
+    """Guards against a rate that is the concurrency's, a first text that is timed from sending though the request had
+    waited for others, methods that get other arrivals, and a check that waits for arrivals."""
+    assert arrival_times(3, None, 4) == [0.0] * 3
+    times = arrival_times(400, 20.0, 4)
+    assert times == sorted(times)
+    assert 400 / times[-1] == pytest.approx(20, rel=0.2), "4 standard deviations of a mean of 400"
+    assert times == arrival_times(400, 20.0, 4) != arrival_times(400, 20.0, 5)
+
+    def slow(path: str, body: dict[str, Any]) -> Reply:
+        return honest(0.15)(path, body)
+
+    began = perf_counter()
+    (row,) = summarise_endpoint(measured(slow, THEIRS, levels=(8,), request_rate=5.0)[0])
+    assert 1.5 + arrival_times(8, 5.0, 4)[-1] < perf_counter() - began < 2 * arrival_times(8, 5.0, 4)[-1] + 4
+    assert row["ttft_p99_ms"] < 1000, "eight in flight keep up"
+    (queued,) = summarise_endpoint(measured(slow, THEIRS, levels=(1,), request_rate=1000.0)[0])
+    assert queued["ttft_p99_ms"] > 3.5 * 150, "the last of a group of four waits for the others"
+    with pytest.raises(InvalidRequest, match="request_rate=0: must be a positive number"):
+        EndpointPlan(ITEMS, PARAMS, (1,), request_rate=0)
+
+
+def test_a_pause_within_a_stream_is_a_gap() -> None:
+    """Guards against gaps that are averaged over an answer, in which one long pause does not show."""
+    records, _ = measured(honest(), THEIRS, levels=(1,))
+    records[0]["turn_gaps_ms"] = [[5.0] * 8 + [900.0]]
+    (row,) = summarise_endpoint(records)
+    assert row["gap_p99_ms"] > 100
+    assert all(len(gaps) == 3 for record in records[1:] for gaps in record["turn_gaps_ms"])
 
 
 def test_a_server_whose_answers_change_under_load_is_seen() -> None:
