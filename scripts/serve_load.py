@@ -3,7 +3,8 @@
     python scripts/serve_load.py --model smollm2-135m --seconds 600 --clients 32 --out runs/serve-load
 
 A server process is started, asked by clients that come at random, and ended by one SIGTERM while they go on. Some
-read slowly, some leave in the middle, some send bodies that are none. What is checked:
+read slowly, some leave in the middle, some send bodies that are none. One question in six wants JSON by a schema, and
+one in six follows a beginning of the same document, of 1,500 to 6,000 tokens. What is checked:
 
 - every whole answer is plain decoding's of the same prompt, options and seed, which the server was asked for before,
   one at a time;
@@ -16,6 +17,7 @@ token and per token after it for each method, as clients saw them.
 """
 
 import argparse
+import ast
 import asyncio
 import json
 import random
@@ -37,6 +39,9 @@ QUESTIONS = (
     "Summarise: the cat sat on the mat, and the mat was red. The cat was red too.", "Give me a recipe for soup.",
     "Translate to French: the house is big and the garden is small.",
 )  # fmt: skip
+DOCUMENT = Path(ast.__file__).read_text(encoding="utf-8")
+PART = 5500  # characters of the document in the shortest of its questions; the others have multiples
+SCHEMA = {"type": "object", "properties": {"reply": {"type": "string"}}, "required": ["reply"]}
 MALFORMED = (
     b"", b"{", b"[1, 2", b'{"model": "\xe4\xb8"}', b"\xff\xfe\x00", b"null", b'{"messages": []}', b'{"model": 5}',
     b'{"model": "MODEL", "messages": [{"role": "user", "content": "x"}], "n": -1}',
@@ -70,15 +75,21 @@ class Load:
 
     def body(self, case: int, method: str, stream: bool) -> dict[str, Any]:
         """One of the cases: a question, with a temperature and a seed that follow from its number."""
-        return {
+        question = QUESTIONS[case % len(QUESTIONS)]
+        if case % 6 == 5:
+            question = f"{DOCUMENT[: PART * (1 + case // 6 % 4)]}\n\n{question}"
+        body = {
             "model": self.options.model,
-            "messages": [{"role": "user", "content": QUESTIONS[case % len(QUESTIONS)]}],
+            "messages": [{"role": "user", "content": question}],
             "max_tokens": 24 + 8 * (case % 6),
             "temperature": (0.0, 0.7, 1.0)[case % 3],
             "seed": case,
             "stream": stream,
             "outpace": {"method": method},
-        } | ({"stream_options": {"include_usage": True}} if stream else {})
+        }
+        if case % 6 == 3:
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA}}
+        return body | ({"stream_options": {"include_usage": True}} if stream else {})
 
     async def learn(self, client: httpx.AsyncClient) -> None:
         """Plain decoding's answers, one at a time."""
@@ -186,7 +197,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         process = subprocess.Popen([*serve, *limits, *options.serve], stdout=log, stderr=log)
     try:
         load, memory = Load(options, url), []  # type: Load, list[float]
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
             await _ready(client, process)
             await load.learn(client)
             began = time.monotonic()
