@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
 _REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
-_PROMPT_MS = 500.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
+_PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
 _MOST_WAIT = 2  # requests that wait for their prompts, for each that is decoded, above which most of them do
 _LEAST_ROWS = 32  # of prompts in a pass that writes them alone, or whose time is not known
 
