@@ -1,0 +1,173 @@
+"""Race this server against llama.cpp's on one GGUF file, at several loads, by `outpace bench --endpoint` on both.
+
+    python scripts/serving_race.py FILE.gguf -w mtbench_dev.jsonl -w gsm8k_dev.jsonl --llama-server PATH
+
+One server of ours, which decodes plainly and by its default method, and one of llama.cpp's for each kind of `--spec`.
+All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends; `--shares`
+are rates of random arrivals, over the requests per second of llama.cpp's first kind at the last level. Each load has
+prompts of its own. `equal` is the share of answers that are the same server's plain ones.
+
+Writes summary.json and serving.svg (needs `outpace[plots]`), and prints a table.
+"""
+
+import argparse
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from outpace.data.workload import read_workloads
+
+Row = dict[str, Any]
+LATENCIES = ("ttft_ms", "ttft_p99_ms", "tpot_ms", "gap_p99_ms")
+MOST_LENGTH = 4096
+_START_S = 300
+
+
+def start(stack: ExitStack, command: list[str], log: Path) -> str:
+    """Start a server and wait until it is ready; the address of its API."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SystemExit(f"a server has ended: see {log}")
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health"):
+                return f"http://127.0.0.1:{port}/v1"
+        except URLError:
+            time.sleep(0.3)
+    raise SystemExit(f"a server is not ready after {_START_S} s: see {log}")
+
+
+def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
+    """Addresses by name, ours first."""
+    most = max(options.levels)
+    ours = [sys.executable, "-m", "outpace", "serve", options.model, "--max-num-seqs", str(most)]
+    ours += ["--max-model-len", str(MOST_LENGTH), "--no-enable-prefix-caching", "--max-queue", "1000"]
+    found = {"outpace": start(stack, ours, options.out / "outpace.log")}
+    for spec in options.spec:
+        theirs = [str(options.llama_server), "--model", options.model, "--parallel", str(most)]
+        theirs += ["--ctx-size", str(MOST_LENGTH * most // 4), "--kv-unified", "--threads", "2", "--threads-batch", "2"]
+        theirs += ["--cache-ram", "0", "--offline", "--spec-type", spec]
+        found[f"llama.cpp/{spec}"] = start(stack, theirs, options.out / f"{spec}.log")
+    return found
+
+
+def measure(url: str, name: str, load: Row, options: argparse.Namespace) -> list[Row]:
+    """Rows of one server at one load: two of ours, one of others; with the texts by prompt."""
+    out = options.out / f"{load['name']} {name.replace('/', '-')}".replace(" ", "_")
+    command = [sys.executable, "-m", "outpace", "bench", "--endpoint", url, "--concurrency", str(load["most"])]
+    command += ["-w", str(load["prompts"]), "--max-new-tokens", str(options.tokens), "--no-check", "--out", str(out)]
+    command += [] if load["rate"] is None else ["--request-rate", f"{load['rate']:.4f}"]
+    subprocess.run([*command, "--json"], check=True, stdout=subprocess.DEVNULL)
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = json.loads((out / "summary.json").read_text(encoding="utf-8"))["levels"]
+    for row in rows:
+        own = [record for record in records if record.get("method") == row["method"]]
+        row["texts"] = {record["id"]: record["texts"] for record in own}
+        row["name"] = f"{name}/{row['method']}" if name == "outpace" else name
+        row["load"] = load["name"]
+    return rows
+
+
+def compare(rows: list[Row]) -> None:
+    """Say of each row how many answers are its server's plain ones."""
+    plain = {row["name"].partition("/")[0]: row["texts"] for row in rows if row["name"].endswith(("/plain", "/none"))}
+    for row in rows:
+        wanted = plain[row["name"].partition("/")[0]]
+        row["equal"] = sum(wanted[one] == text for one, text in row.pop("texts").items()) / len(wanted)
+
+
+def loads(options: argparse.Namespace) -> list[Row]:
+    """Each with prompts of its own: at least eight, or twice as many as are in flight."""
+    items = list(read_workloads(options.workload, 1))
+    random.Random(7).shuffle(items)
+    found = []
+    most = max(options.levels)
+    named = [(f"{level} in flight", level, None) for level in options.levels]
+    named += [(f"{share} of capacity", most, share) for share in options.shares]
+    for name, level, share in named:
+        count = max(2 * level, 8) if share is None else 2 * most
+        own, items = items[:count], items[count:] + items[:count]
+        path = options.out / f"{name.replace(' ', '_')}.jsonl"
+        lines = [{"id": f"{item.dataset}-{item.id}", "dataset": item.dataset, "turns": item.turns} for item in own]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        found.append({"name": name, "most": level, "share": share, "rate": None, "prompts": path})
+    return found
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Tokens per second by requests in flight."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "outpace"
+    figure, axes = plt.subplots(figsize=(6.5, 3.6))
+    closed = [row for row in rows if row["load"].endswith("in flight")]
+    for name in dict.fromkeys(row["name"] for row in closed):
+        own = [(row["concurrency"], row["tokens_per_second"]) for row in closed if row["name"] == name]
+        axes.plot(*zip(*own), marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(levels := sorted({row["concurrency"] for row in closed}), [str(level) for level in levels])
+    axes.set(xlabel="requests in flight", ylabel="tokens per second", ylim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+
+
+def show(rows: list[Row]) -> None:
+    print(
+        "| load | server | tokens/s | TTFT p50, p99 ms | TPOT ms | gap p99 ms | equal |\n|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        first, last, each, gap = (f"{row[name]:.0f}" for name in LATENCIES)
+        speed, equal = f"{row['tokens_per_second']:.1f}", f"{row['equal']:.0%}"
+        print(f"| {row['load']} | `{row['name']}` | {speed} | {first}, {last} | {each} | {gap} | {equal} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("-w", "--workload", action="append", required=True)
+    parser.add_argument("--llama-server", type=Path, required=True)
+    parser.add_argument("--spec", nargs="+", default=["none", "ngram-mod"], help="of --spec-type; the first is plain")
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.5, 1.0])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--out", type=Path, default=Path("runs/serving"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        found = list(servers(stack, options).items())
+        capacity = 0.0
+        for number, load in enumerate(loads(options)):
+            load["rate"] = None if load["share"] is None else load["share"] * capacity
+            turn = number % len(found)
+            of_load = [row for name, url in found[turn:] + found[:turn] for row in measure(url, name, load, options)]
+            compare(of_load)
+            of_load.sort(key=lambda row: row["name"])
+            rows += of_load
+            if load["share"] is None:
+                capacity = next(row["requests_per_second"] for row in of_load if row["name"].endswith(options.spec[0]))
+            (options.out / "summary.json").write_text(json.dumps(rows, indent=1))
+            show(of_load)
+    draw(rows, options.out / "serving.svg")
+
+
+if __name__ == "__main__":
+    main()
