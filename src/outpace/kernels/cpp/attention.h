@@ -1,20 +1,23 @@
 // Attention of rows over their slot: committed rows in their order, then the rows of the pass that each sees.
 // Python reference: outpace.models.attention.attend_segments.
 //
-// The rows of a request and the query heads that share a key head are computed together, a query to each lane of a
-// vector. Keys and values are read once for all of them, in tiles of positions; the largest score and the sums go from
-// tile to tile, and from span to span. Where tiles, spans and the halves of a tile end depends on logical positions
-// alone: a token has the same bits in a tree, in a chain and alone, on any number of threads. Through a view, positions
-// are those of the rows that it names: a tile of them is copied together, unless they lie together.
+// The rows of a request and the query heads that share a key head are computed together, with a query to each lane of a
+// vector (tiles.h) or a key (by_key.h), whichever is faster; both have the same bits. Keys and values are read once for
+// all of them, in tiles of positions; the largest score and the sums go from tile to tile, and from span to span. Where
+// tiles, spans and the halves of a tile end depends on logical positions alone: a token has the same bits in a tree, in
+// a chain and alone, on any number of threads. Through a view, positions are those of the rows that it names: a tile of
+// them is copied together, unless they lie together.
 #pragma once
 #include <memory>
 #include <type_traits>
 
+#include "by_key.h"
 #include "pool.h"
 #include "slots.h"
 #include "tiles.h"
 
-// Sums over a span of positions by vector of queries: values [head_dim][kLanes], then the largest score and the weights.
+// Sums over a span of positions by vector of queries: values [head_dim][kLanes] (by_key.h: [kLanes][head_dim]), then the
+// largest score and the weights.
 struct Sums {
   float* values;
   float *most, *total;  // [kLanes]
@@ -43,7 +46,9 @@ class Block {
     sight_ = &sight, view_ = View(part, layer, kv_head);
     vectors = (queries_ + kLanes - 1) / kLanes;
     amx_ = !kIsFloats && width_ % 32 == 0 && has_amx();
-    pairs_ = !kIsFloats && kMultipliesPairs && width_ % 2 == 0;
+    by_key_ = !amx_ && queries_ <= kMostByKey && width_ % kLanes == 0;
+    pairs_ = !kIsFloats && kMultipliesPairs && (amx_ || by_key_);
+    words_ = pairs_ ? width_ / 2 : width_;
     look(part, first, rows);
     if (query) take_queries(query + size_t(part.start + first) * query_stride + size_t(kv_head) * group * width_, query_stride);
   }
@@ -63,6 +68,10 @@ class Block {
     const int from = std::max(span * kSpan, first_low_ / kTile * kTile), to = std::min((span + 1) * kSpan, last_end_);
     for (int tile = from; tile < to; tile += kTile) {
       open_tile(tile);
+      if (by_key_) {
+        for (int v = 0; v < vectors; ++v) take_by_key(v, sums);
+        continue;
+      }
       int v = 0;
       if constexpr (kVectorsAtOnce > 1)
         if (!ends_here_ && width_ % kSharedAtOnce == 0) {
@@ -80,8 +89,13 @@ class Block {
       const Lanes most = larger(load(to.most), load(from.most));
       const Lanes before = power_of_two(load(to.most) - most), after = power_of_two(load(from.most) - most);
       store(to.most, most);
-      for (int at = 0; at < width_ * kLanes; at += kLanes)
-        store(to.values + at, fma(load(from.values + at), after, load(to.values + at) * before));
+      if (by_key_)
+        for (int lane = 0; lane < lanes_of(v); ++lane)
+          for (int at = lane * width_; at < (lane + 1) * width_; at += kLanes)
+            store(to.values + at, fma(load(from.values + at), all(after[lane]), load(to.values + at) * before[lane]));
+      else
+        for (int at = 0; at < width_ * kLanes; at += kLanes)
+          store(to.values + at, fma(load(from.values + at), after, load(to.values + at) * before));
       store(to.total, fma(load(from.total), after, load(to.total) * before));
     }
   }
@@ -94,7 +108,9 @@ class Block {
       for (int lane = 0; lane < kLanes && v * kLanes + lane < queries_; ++lane) {
         const int query = v * kLanes + lane;
         float* to = out + size_t(query / group_) * stride + query % group_ * width_;
-        for (int d = 0; d < width_; ++d) to[d] = own.values[d * kLanes + lane] * share[lane];
+        const float* from = own.values + (by_key_ ? lane * width_ : lane);
+        const int step = by_key_ ? 1 : kLanes;
+        for (int d = 0; d < width_; ++d) to[d] = from[d * step] * share[lane];
       }
     }
   }
@@ -148,13 +164,14 @@ class Block {
 
   void take_queries(const float* query, int stride) {
     query_.assign(size_t(vectors) * width_ * kLanes, 0);
+    const int step = by_key_ ? 1 : kLanes;
     for (int row = 0, each = 0; each < queries_; ++row)
       for (int head = 0; head < group_; ++head, ++each) {
         const float* from = query + size_t(row) * stride + head * width_;
-        float* to = &query_[size_t(each / kLanes) * width_ * kLanes] + each % kLanes;
-        if (pairs_) take_pairs(from, width_, to);
+        float* to = &query_[size_t(each / kLanes) * width_ * kLanes] + each % kLanes * (by_key_ ? words_ : 1);
+        if (pairs_) take_pairs(from, width_, to, step);
         else
-          for (int d = 0; d < width_; ++d) to[d * kLanes] = from[d];
+          for (int d = 0; d < width_; ++d) to[d * step] = from[d];
       }
   }
 
@@ -202,6 +219,8 @@ class Block {
     const size_t tail_at = ends_here_ ? size_t(view_.row(straight_)) * width_ : 0;
     tile_keys_ = as_keys(keys, together_, key_room_);
     if (ends_here_) tail_keys_ = as_keys(keys_ + tail_at, tail_, tail_key_room_);
+    if (by_key_) turn(tile_keys_, together_, turned_keys_);
+    if (by_key_ && ends_here_) turn(tail_keys_, tail_, turned_tail_);
     turned_ = !amx_ ? 0 : ends_here_ ? together_ / kSummed : (together_ + kSummed - 1) / kSummed;
     if constexpr (!kIsFloats)
       if (turned_ > 0) half_values_ = widened(values, together_, value_room_.halves);
@@ -213,15 +232,107 @@ class Block {
     }
   }
 
+  // Add a tile to the sums of a vector's queries: scores [query][kTile], sums of values [query][width].
+  void take_by_key(int v, float* sums) {
+    const Sums own = sums_at(sums, v, width_);
+    score_by_key(turned_keys_.data(), tile_key_scales_, together_, v, scores_, kTile);
+    if (ends_here_) {
+      const int stride = (tail_ + kTurned - 1) / kTurned * kTurned;
+      tail_scores_.resize(size_t(kLanes) * stride);
+      score_by_key(turned_tail_.data(), key_scales_ + view_.row(straight_), tail_, v, tail_scores_.data(), stride);
+      for_tail(v, [&](int position, int lane, int row) {
+        scores_[lane * kTile + position - tile_] = tail_scores_[lane * stride + row - straight_];
+      });
+    }
+    if (sight_->softcap > 0)
+      for (int at = 0; at < lanes_of(v) * kTile; at += kLanes) store(scores_ + at, capped(load(scores_ + at)));
+    weigh_by_key(v, own);
+    mix_by_key(v, own.values);
+  }
+
+  int lanes_of(int v) const { return std::min(kLanes, queries_ - v * kLanes); }
+
+  // Turn keys for products with a key to each lane.
+  void turn(const void* keys, int count, std::vector<float>& turned) const {
+    const int blocks = (count + kTurned - 1) / kTurned;
+    turned.resize(size_t(blocks) * kTurned * words_);
+    for (int at = 0; at < count; at += kTurned)
+      turn_keys((const float*)keys + size_t(at) * words_, words_, count - at, &turned[size_t(at) * words_]);
+  }
+
+  // Scores of turned keys and a vector's queries, rows so many numbers apart.
+  void score_by_key(const float* turned, const float* scales, int count, int v, float* out, int stride) {
+    const float* query = &query_[size_t(v) * width_ * kLanes];
+    for (int at = 0; at < count; at += kTurned, turned += kTurned * words_) {
+      if (pairs_) score_queries<true>(turned, words_, query, lanes_of(v), out + at, stride);
+      else score_queries<false>(turned, words_, query, lanes_of(v), out + at, stride);
+    }
+    for (int lane = 0; kIsBytes && lane < lanes_of(v); ++lane)
+      for (int at = 0; at < count; ++at) out[lane * stride + at] *= scales[at];
+  }
+
+  // As `weigh`, with positions in lanes.
+  void weigh_by_key(int v, const Sums& sums) {
+    const int queries = lanes_of(v), *low = &low_[v * kLanes], *end = &end_[v * kLanes];
+    const bool hides = tile_ < last_low_ || tile_ + kTile > first_end_;
+    const Lanes factor = all(sight_->scaling * 1.44269504f);
+    const auto seen = [&](int query, int at, Lanes number, float otherwise) {
+      if (!hides) return number;
+      IntLanes position;
+      for (int lane = 0; lane < kLanes; ++lane) position[lane] = tile_ + at + lane;
+      return (position >= low[query]) & (position < end[query]) ? number : all(otherwise);
+    };
+    alignas(64) float best[kLanes];
+    store(best, all(kHidden));
+    for (int query = 0; query < queries; ++query) {
+      Lanes own = all(kHidden);
+      for (int at = 0; at < kTile; at += kLanes) own = larger(own, seen(query, at, load(scores_ + query * kTile + at), kHidden));
+      best[query] = largest(own);
+    }
+    const Lanes before = load(sums.most), most = larger(before, load(best) * factor);
+    if (std::memcmp(&most, &before, sizeof most)) {
+      const Lanes less = power_of_two(before - most);
+      store(sums.most, most), store(sums.total, load(sums.total) * less);
+      for (int query = 0; query < queries; ++query)
+        for (int at = query * width_; at < (query + 1) * width_; at += kLanes)
+          store(sums.values + at, load(sums.values + at) * less[query]);
+    }
+    for (int query = 0; query < queries; ++query) {
+      float* own = scores_ + query * kTile;
+      for (int at = 0; at < kTile; at += kLanes)
+        store(own + at, seen(query, at, power_of_two(fma(load(own + at), factor, all(-most[query]))), 0));
+      sums.total[query] += total_of(own);
+      for (int at = 0; kIsBytes && at < kTile; at += kLanes) store(own + at, load(own + at) * load(tile_scales_ + at));
+    }
+  }
+
+  // Add a tile's values, weighted by a vector's queries.
+  void mix_by_key(int v, float* out) {
+    if (ends_here_) spread_weights(v, 1, kTile);
+    for (int half = 0; half * kSummed < kTile && tile_ + half * kSummed < last_end_; ++half) {
+      shared_[0].clear(), shared_[1].clear();
+      for (int at = half * kSummed; at < std::min((half + 1) * kSummed, together_); ++at)
+        shared_[at % 2].push_back({wide_values_ + size_t(at) * width_, scores_ + at, kTile});
+      for_seen(half, [&](int side, int row, int at) {
+        shared_[side].push_back({wide_tail_values_ + size_t(row) * width_, &tail_weights_[size_t(at) * kLanes], 1});
+      });
+      mix_queries(shared_, width_, lanes_of(v), out);
+    }
+  }
+
+  // Do `work` for the rows of a tile that are not stored in order, in half of it, by side.
+  template <class Work>
+  void for_seen(int half, Work work) const {
+    for (int row = 0; ends_here_ && row < tail_; ++row)
+      for (int side = 0; side < 2; ++side)
+        if (const int at = (half * 2 + side) * tail_ + row; is_seen_[at]) work(side, row, at);
+  }
+
   // Scores of keys; `scales`: of int8.
   void score_rows(const void* keys, const float* scales, int count, int v, float* out) {
     const float* query = &query_[size_t(v) * width_ * kLanes];
 #if OUTPACE_AMX
     if (amx_) score_tiles((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
-    else
-#endif
-#if defined(__AVX512BF16__)
-    if (pairs_) score_pairs((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
     else
 #endif
     score_keys((const float*)keys, width_, count, query, out);
@@ -337,16 +448,15 @@ class Block {
       half = turned_;
     }
 #endif
-    if (ends_here_) spread_weights(v);
+    if (ends_here_) spread_weights(v, kLanes, 1);
     for (; half * kSummed < kTile && tile_ + half * kSummed < last_end_; ++half) {
       std::vector<Weighted>* sides = sides_;
       sides[0].clear(), sides[1].clear();
       for (int at = half * kSummed; at < std::min((half + 1) * kSummed, together_); ++at)
         sides[at % 2].push_back({wide_values_ + size_t(at) * width_, scores_ + at * kLanes});
-      for (int row = 0; ends_here_ && row < tail_; ++row)
-        for (int side = 0; side < 2; ++side)
-          if (const int at = (half * 2 + side) * tail_ + row; is_seen_[at])
-            sides[side].push_back({wide_tail_values_ + size_t(row) * width_, &tail_weights_[size_t(at) * kLanes]});
+      for_seen(half, [&](int side, int row, int at) {
+        sides[side].push_back({wide_tail_values_ + size_t(row) * width_, &tail_weights_[size_t(at) * kLanes]});
+      });
       mix_values(sides[0], sides[1], width_, out);
     }
   }
@@ -361,12 +471,13 @@ class Block {
   }
 #endif
 
-  // The weights of positions that are not stored in order, by half, side and row.
-  void spread_weights(int v) {
+  // The weights of positions that are not stored in order, by half, side and row; scores are so many numbers apart, by
+  // position and by query.
+  void spread_weights(int v, int by_position, int by_query) {
     is_seen_.assign(4 * tail_, 0), tail_weights_.assign(size_t(4 * tail_) * kLanes, 0);
     for_tail(v, [&](int position, int lane, int row) {
       const int at = ((position - tile_) / kSummed * 2 + position % 2) * tail_ + row - straight_;
-      float weight = scores_[(position - tile_) * kLanes + lane];
+      float weight = scores_[(position - tile_) * by_position + lane * by_query];
       if (kIsBytes) weight = scaled(all(weight), value_scales_[view_.row(row)], amx_)[0];
       is_seen_[at] = 1, tail_weights_[size_t(at) * kLanes + lane] = weight;
     });
@@ -377,11 +488,11 @@ class Block {
   const Number *keys_ = nullptr, *values_ = nullptr;  // of the slot
   const float *key_scales_ = nullptr, *value_scales_ = nullptr;  // of int8, by row
   std::vector<Number> viewed_keys_, viewed_values_;  // of a tile, copied together
-  int width_ = 0, group_ = 0, queries_ = 0;
-  bool amx_ = false, pairs_ = false;
+  int width_ = 0, words_ = 0, group_ = 0, queries_ = 0;  // words: of a key, as its products read it
+  bool amx_ = false, pairs_ = false, by_key_ = false;
   std::vector<Seen> seen_;               // by row
   std::vector<int32_t> low_, end_;       // by lane
-  std::vector<float> query_;             // by vector [width][kLanes], or in bfloat16 [width / 2][kLanes][2]
+  std::vector<float> query_;             // by vector [words][kLanes], or [kLanes][words] by key
   int first_low_ = 0, last_low_ = 0, first_end_ = 0, last_end_ = 0;
   int straight_ = 0, tail_ = 0;          // from where on rows are not all stored in order, and how many are stored there
   // Of a tile: positions that are stored in order for all queries, whether others follow, and halves turned for AMX.
@@ -396,6 +507,8 @@ class Block {
   std::vector<uint16_t> turned_values_;  // [halves][width][kSummed]
   std::vector<uint8_t> is_seen_;
   std::vector<Weighted> sides_[2];       // of positions even and odd
+  std::vector<Shared> shared_[2];
+  std::vector<float> turned_keys_, turned_tail_;
   alignas(64) float scores_[kVectorsAtOnce * kTile * kLanes] = {};
   alignas(64) uint16_t weights_[kTile * kLanes] = {};
 };

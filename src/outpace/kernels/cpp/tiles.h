@@ -83,37 +83,19 @@ static inline void score_shared(const float* keys, int width, int count, const f
 #if defined(__AVX512BF16__)
 constexpr bool kMultipliesPairs = true;
 
-// Put one query into its lane of a vector [width / 2][kLanes], two numbers in bfloat16 to a place.
-static inline void take_pairs(const float* query, int width, float* to) {
+// Put one query into places so many apart, as into its lane of a vector [width / 2][kLanes]: two numbers in bfloat16 each.
+static inline void take_pairs(const float* query, int width, float* to, int step) {
   for (int d = 0; d < width; d += kLanes) {
     const int count = std::min(kLanes, width - d);
     const __m512 numbers = _mm512_maskz_loadu_ps(__mmask16((1 << count) - 1), query + d);
     float pairs[kLanes / 2];
     _mm256_storeu_si256((__m256i*)pairs, (__m256i)_mm512_cvtneps_pbh(numbers));
-    for (int pair = 0; pair < count / 2; ++pair) to[(d / 2 + pair) * kLanes] = pairs[pair];
-  }
-}
-
-// Scores of keys in bfloat16; queries [width / 2][kLanes][2].
-static inline void score_pairs(const uint16_t* keys, int width, int count, const uint16_t* queries, float* out) {
-  for (int first = 0; first < count; first += kKeysAtOnce) {
-    const uint16_t* key[kKeysAtOnce];
-    for (int each = 0; each < kKeysAtOnce; ++each) key[each] = keys + size_t(std::min(first + each, count - 1)) * width;
-    __m512 sums[kKeysAtOnce] = {};
-    for (int d = 0; d < width; d += 2) {
-      const __m512bh numbers = (__m512bh)_mm512_loadu_si512(queries + d * kLanes);
-      for (int each = 0; each < kKeysAtOnce; ++each) {
-        int32_t pair;
-        std::memcpy(&pair, key[each] + d, 4);
-        sums[each] = _mm512_dpbf16_ps(sums[each], (__m512bh)_mm512_set1_epi32(pair), numbers);
-      }
-    }
-    for (int each = 0; each < kKeysAtOnce; ++each) store(out + (first + each) * kLanes, (Lanes)sums[each]);
+    for (int pair = 0; pair < count / 2; ++pair) to[(d / 2 + pair) * step] = pairs[pair];
   }
 }
 #else
 constexpr bool kMultipliesPairs = false;
-static inline void take_pairs(const float*, int, float*) {}
+static inline void take_pairs(const float*, int, float*, int) {}
 #endif
 
 // The value of a position and the weights that a vector of queries gives it.
