@@ -92,7 +92,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def loads(options: argparse.Namespace) -> list[Row]:
-    """Each with prompts of its own: at least eight, or twice as many as are in flight."""
+    """Each with prompts of its own: at least eight, or as many as are in flight."""
     items = list(read_workloads(options.workload, 1))
     random.Random(7).shuffle(items)
     found = []
@@ -100,7 +100,7 @@ def loads(options: argparse.Namespace) -> list[Row]:
     named = [(f"{level} in flight", level, None) for level in options.levels]
     named += [(f"{share} of capacity", most, share) for share in options.shares]
     for name, level, share in named:
-        count = max(2 * level, 8) if share is None else 2 * most
+        count = max(level, 8)
         own, items = items[:count], items[count:] + items[:count]
         path = options.out / f"{name.replace(' ', '_')}.jsonl"
         lines = [{"id": f"{item.dataset}-{item.id}", "dataset": item.dataset, "turns": item.turns} for item in own]
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--spec", nargs="+", default=["none", "ngram-mod"], help="of --spec-type; the first is plain")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.5, 1.0])
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.7])
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, default=Path("runs/serving"))
     options = parser.parse_args()

@@ -18,20 +18,30 @@ class Exploration:
         every: counted rounds between two trials.
         length: rounds of a trial.
         first: counted rounds before the first trial; None for as many as between two.
+        most: rounds between two trials after several that changed nothing, each pause being twice as long as the last;
+            None for `every`.
     """
 
-    def __init__(self, every: int, length: int = 1, first: int | None = None) -> None:
-        self._every, self._period = every, every + length
+    def __init__(self, every: int, length: int = 1, first: int | None = None, most: int | None = None) -> None:
+        self._every, self._length, self._most = every, length, most or every
         self._start = 0 if first is None else every - first
         self._rounds: dict[Hashable, int] = {}
+        self._pauses: dict[Hashable, int] = {}
 
     def is_due(self, key: Hashable = None) -> bool:
         """Whether the next round is one of a trial; each key has its own schedule."""
-        return self._rounds.get(key, self._start) >= self._every
+        return self._rounds.get(key, self._start) >= self._pauses.get(key, self._every)
 
     def advance(self, key: Hashable = None) -> None:
         """Count a round."""
-        self._rounds[key] = (self._rounds.get(key, self._start) + 1) % self._period
+        rounds, pause = self._rounds.get(key, self._start) + 1, self._pauses.get(key, self._every)
+        if rounds >= pause + self._length:
+            rounds, self._pauses[key] = 0, min(2 * pause, self._most)
+        self._rounds[key] = rounds
+
+    def reset(self, key: Hashable = None) -> None:
+        """Note that the estimates advise something else than before: pauses start short again."""
+        self._pauses.pop(key, None)
 
 
 class TimedOption:
@@ -102,7 +112,8 @@ class RoundRates:
         self._plain_ms = Averages()  # of a round without drafts, by its number of requests
         self._drafted: dict[int, tuple[float, float]] = {}  # decayed sums of tokens and ms of rounds with drafts
         # The first round after a change is not learned, since drafters catch up in it: a trial has four that are.
-        self._exploration = Exploration(every=96, length=5, first=16)
+        self._exploration = Exploration(every=96, length=5, first=16, most=192)
+        self._paid: dict[int, bool] = {}  # by size, at the last round
         self._is_drafted: bool | None = None
         self._is_first = True
 
@@ -120,7 +131,11 @@ class RoundRates:
 
     def advance(self, count: int, is_drafted: bool) -> None:
         """Count a round that was decided."""
-        self._exploration.advance(_size(count))
+        size, pays = _size(count), self.pays(count)
+        self._exploration.advance(size)
+        if self._paid.get(size, pays) != pays:
+            self._exploration.reset(size)
+        self._paid[size] = pays
         self._is_first, self._is_drafted = is_drafted != self._is_drafted, is_drafted
 
     def learn(self, count: int, tokens: int, ms: float) -> None:

@@ -55,6 +55,18 @@ def test_exploration_by_hand() -> None:
         assert not exploration.is_due("b")
 
 
+def test_trials_that_change_nothing_become_rare() -> None:
+    """Guards against a pause that grows without end, one that grows within a trial, and one that stays long after the
+    advice has changed."""
+    exploration, found = Exploration(2, length=1, most=5), ""
+    for number in range(24):
+        found += "X" if exploration.is_due() else "."
+        exploration.advance()
+        if number == 19:
+            exploration.reset()
+    assert found == "..X....X.....X.....X..X."
+
+
 def used(option: TimedOption, rounds: int, kind: int, gain: float, ms: float) -> list[bool]:
     """Which of some rounds use an option that adds so much in so much time."""
     found = []
