@@ -15,7 +15,7 @@ TOKENS := 128
 # Of `make test-vllm`: what pytest is told. Most tests start engines: all together take many minutes.
 TESTS := -m vllm tests/vllm
 
-.PHONY: demo test test-more test-all test-browser test-vllm lint docs bench peers clean
+.PHONY: demo test test-more test-all test-browser test-vllm lint docs bench peers wheels clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
@@ -53,6 +53,15 @@ bench: $(READY) ## The headline table on the built-in prompts
 peers: $(READY) ## Other libraries beside this one, each in an environment of its own; the first time builds them
 	$(if $(filter smollm2-135m,$(MODEL)),$(BIN)/outpace models pull $(MODEL))
 	$(BIN)/python -m benchmarks.peers --model $(MODEL) $(addprefix --draft ,$(DRAFT)) --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
+
+wheels: $(READY) ## The sdist, and a wheel with compiled kernels for each platform, in dist; takes some minutes of all cores
+	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[wheels]"
+	rm -rf dist build/libraries
+	$(BIN)/python scripts/build_kernels.py build/libraries
+	$(BIN)/python -m build --sdist
+	for folder in build/libraries/*; do OUTPACE_LIBRARIES=$$folder $(BIN)/python -m build --wheel || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 $(READY): pyproject.toml constraints/cpu.txt
 	@echo "setting up .venv: torch, transformers and others, a minute or two"

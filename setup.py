@@ -1,9 +1,15 @@
-"""What pyproject.toml cannot say: trained drafters lie in `drafters/` here, and in `outpace/shipped/` of a wheel."""
+"""What pyproject.toml cannot say: what a wheel has beyond `src/`.
 
+Trained drafters lie in `drafters/` here, and in `outpace/shipped/` of a wheel. A wheel for one platform has compiled
+kernels too: OUTPACE_LIBRARIES is their folder, of scripts/build_kernels.py, and its name the platform's.
+"""
+
+import os
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree, rmtree
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 SHIPPED = ("README.md", "*/target.json", "*/transitions/*", "smollm2-135m/*/*")
@@ -11,8 +17,12 @@ SHIPPED = ("README.md", "*/target.json", "*/transitions/*", "smollm2-135m/*/*")
 `outpace models pull` fetches them."""
 
 
-class BuildWithDrafters(build_py):
-    """Copies them. An editable install finds them where they are, and stays one line in a .pth file that tools read."""
+LIBRARIES = os.environ.get("OUTPACE_LIBRARIES", "")
+
+
+class BuildWithFiles(build_py):
+    """Copies drafters and kernels. An editable install finds drafters where they are, and stays one line in a .pth file
+    that tools read."""
 
     def run(self) -> None:
         super().run()
@@ -22,6 +32,21 @@ class BuildWithDrafters(build_py):
             copied = Path(self.build_lib, "outpace", "shipped", *file.parts[1:])
             copied.parent.mkdir(parents=True, exist_ok=True)
             copyfile(file, copied)
+        kernels = Path(self.build_lib, "outpace", "kernels", "libraries")
+        rmtree(kernels, ignore_errors=True)  # of another platform, whose wheel was built before
+        if LIBRARIES:
+            copytree(LIBRARIES, kernels)
 
 
-setup(cmdclass={"build_py": BuildWithDrafters})
+class PlatformWheel(bdist_wheel):
+    """A wheel for every Python of one platform: the kernels are no extension modules."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = not LIBRARIES
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", Path(LIBRARIES).name) if LIBRARIES else super().get_tag()
+
+
+setup(cmdclass={"build_py": BuildWithFiles, "bdist_wheel": PlatformWheel})

@@ -83,17 +83,17 @@ def instructions(flags: str) -> Finding:
 
 
 def kernels() -> Finding:
-    """Whether the compiled kernels are in use; if this process built them, how long that took."""
+    """Whether compiled kernels are in use, for which instructions; if this process built them, how long that took."""
     if compiled.loaded_kernels() is None:
         return finding(
             "kernels", f"torch's operations: {compiled.why_none()}", compiled.kernels_remedy(), compiled=False
         )
     build = compiled.build()
-    when = f"in {build.seconds:.1f} s now" if build.seconds else "before this start"
+    when = f" in {build.seconds:.1f} s now" if build.seconds else ""
     home, path = Path.home(), build.path
     short = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else path
-    measured = f"compiled, {build.reason}, {when}; kept as {short}"
-    return finding("kernels", measured, compiled=True, build_seconds=build.seconds, path=str(path))
+    measured = f"compiled, {build.reason}{when}; kept as {short}"
+    return finding("kernels", measured, compiled=True, level=build.level, build_seconds=build.seconds, path=str(path))
 
 
 def waiting(threads: int) -> Finding:

@@ -1,15 +1,16 @@
-"""The compiled kernels of `kernels/cpp/`: built once for this machine, where it has a C++ compiler, and kept.
+"""The compiled kernels of `kernels/cpp/`: of the package, or built once for this machine, and kept.
 
-They are plain C++ behind C functions, of no version of torch and no Python: a library is built in some seconds and
-named by its sources, flags and processor. Without it everything is computed by torch's operations, with more calls.
+They are plain C++ behind C functions, of no version of torch and no Python. A wheel has a library for each level
+(levels.py); a source checkout has none, and one is built in some seconds where there is a C++ compiler. Without it
+everything is computed by torch's operations, with more calls.
 """
 
 import ctypes
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -21,43 +22,39 @@ from typing import Any
 import torch
 from platformdirs import user_cache_path
 
-from outpace.kernels.instructions import cpu_flags, highest_allowed
+from outpace.kernels.instructions import allowed, cpu_flags
+from outpace.kernels.levels import (
+    FLAGS,
+    SOURCES,
+    Level,
+    architecture,
+    digest,
+    highest_level,
+    library_name,
+    library_suffix,
+)
 from outpace.lib.errors import PerformanceWarning
 from outpace.lib.stages import stage
 
-SOURCES = Path(__file__).parent / "cpp"
-COMPILERS = ("g++", "c++")
-# No sum in another order than written, or a row's bits would depend on how a loop was cut.
-FLAGS = (
-    *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-w"),
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-)
+LIBRARIES = Path(__file__).parent / "libraries"
+"""Libraries of the levels, in an installed wheel."""
+COMPILERS = ("g++", "clang++", "c++")
 VARIABLE = "OUTPACE_KERNELS"
 _BUILD_SECONDS = 900
-_INSTALL = "install GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
-# What oneDNN is held to by ONEDNN_MAX_CPU_ISA holds these kernels too: one variable for all products. Each with a flag
-# of CPUs that have it, for a name beyond what there is holds nothing down.
-_LOWER = {
-    "SSE41": ("sse4_1", ("-march=x86-64",)),
-    "AVX": ("avx", ("-march=x86-64",)),
-    "AVX2": ("avx2", ("-march=x86-64-v3",)),
-    "AVX2_VNNI": ("avx2", ("-march=x86-64-v3",)),
-    "AVX2_VNNI_2": ("avx2", ("-march=x86-64-v3",)),
-    "AVX512_CORE": ("avx512f", ("-march=x86-64-v4",)),
-    "AVX512_CORE_VNNI": ("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni")),
-    "AVX512_CORE_BF16": ("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")),
-    "AVX512_CORE_FP16": ("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")),
-}
+_GCC = "GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
+_OTHERS = {"darwin": "Apple's C++ compiler (`xcode-select --install`)", "win32": "GCC of MSYS2"}
+_INSTALL = f"install {_OTHERS.get(sys.platform, _GCC)}"
 
 
 @dataclass(frozen=True)
 class Build:
-    """What came of building.
+    """The library that was found or built.
 
     Attributes:
         handle: the loaded library; None where there is none.
-        reason: why not, or for which instructions it was built.
+        reason: why not, or for which instructions it was compiled, and by whom.
         path: where it is kept.
+        level: a name of `levels.LEVELS`, or "native" for all instructions that this CPU has.
         seconds: what building took; 0 where it had been built before.
         log: what a compiler that failed printed; None if none did.
     """
@@ -65,28 +62,42 @@ class Build:
     handle: ctypes.CDLL | None
     reason: str
     path: Path
+    level: str = ""
     seconds: float = 0.0
     log: Path | None = None
 
 
 @cache
 def build() -> Build:
-    """The kernels of this machine, built at the first call if nobody has built them before."""
+    """The kernels of this machine: of the package, else built at the first call if nobody has built them before."""
+    level = highest_level(architecture(), allowed(cpu_flags()))
+    return (_shipped(level) if level is not None else None) or _built(level)
+
+
+def _shipped(level: Level) -> Build | None:
+    """The library of the package for a level; None where it has none that was compiled from these sources."""
+    path = LIBRARIES / library_name(level)
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    return Build(handle, f"level {level.name}, compiled in the package", path, level.name)
+
+
+def _built(level: Level | None) -> Build:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    flags = (*FLAGS, *_instructions())
-    digest = hashlib.sha256(repr((flags, platform.processor(), cpu_flags())).encode())
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.read_bytes())
-    path = user_cache_path("outpace") / "kernels" / f"{digest.hexdigest()[:16]}.so"
+    name, instructions = _instructions(level)
+    file = digest(instructions, platform.processor(), cpu_flags()) + library_suffix()
+    path = user_cache_path("outpace") / "kernels" / file
     started, seconds = perf_counter(), 0.0
     try:
         if not path.exists():
             if compiler is None:
                 missing = f"no C++ compiler ({', '.join(COMPILERS)}) on the path"
                 return Build(None, missing, path)
-            _compile(compiler, flags, path)
+            _compile(compiler, (*FLAGS, *instructions), path)
             seconds = perf_counter() - started
-        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(_instructions())}", path, seconds)
+        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(instructions)}", path, name, seconds)
     except (OSError, subprocess.SubprocessError) as error:
         printed = getattr(error, "stderr", None) or ""
         # A compiler that is stopped by the time limit leaves bytes.
@@ -111,7 +122,7 @@ def kernels_remedy() -> str:
     if reason.startswith(VARIABLE):
         return f"unset {VARIABLE}"
     if reason.startswith("no C++ compiler"):
-        return f"{_INSTALL}; kernels are then built at the next start, in some seconds"
+        return f"{_INSTALL}: kernels are then built at the next start, in some seconds; a wheel has them compiled"
     return f"{_INSTALL} of this year or the last ones, and see that {build().path.parent} can be written to"
 
 
@@ -166,11 +177,8 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         built.replace(path)  # atomic: several processes may build at the same time
 
 
-def _instructions() -> tuple[str, ...]:
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ("-mcpu=native",)
-    needed, lower = _LOWER.get(highest_allowed(), ("", ()))
-    if needed in cpu_flags().split():
-        return lower
-    held = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
-    return {"default": ("-march=x86-64",), "avx2": ("-march=x86-64-v3",)}.get(held, ("-march=native",))
+def _instructions(level: Level | None) -> tuple[str, tuple[str, ...]]:
+    """What to compile for, and its flags: all instructions of this CPU, or a level where it is held to one."""
+    if level is not None and allowed(cpu_flags()) != frozenset(cpu_flags().split()):
+        return level.name, level.flags
+    return "native", ("-march=native",) if architecture() == "x86_64" else ("-mcpu=native",)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+_CPUINFO = Path("/proc/cpuinfo")
 # oneDNN's names of instruction sets, for ONEDNN_MAX_CPU_ISA: those that multiply no bfloat16, and those without tiles.
 _NO_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 _NO_TILES = (*_NO_BFLOAT16, "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512", "AVX10_2_512")
@@ -13,12 +14,27 @@ _TILES = ("AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16")
 # What the kernel calls the instructions that products are made of, with oneDNN's least name that allows them.
 _NEEDED = {
     "avx2": "AVX2",
+    "avx_vnni": "AVX2_VNNI",
     "avx512f": "AVX512_CORE",
     "avx512_vnni": "AVX512_CORE_VNNI",
     "avx512_bf16": "AVX512_CORE_BF16",
     "avx512_fp16": "AVX512_CORE_FP16",
     "amx_bf16": "AVX512_CORE_AMX",
     "amx_int8": "AVX512_CORE_AMX",
+}
+# torch's names of instructions in Linux's. torch leaves out movbe, which each CPU with AVX2 has.
+_LINUX_NAMES = {
+    "avx2": "avx2 movbe",
+    "fma3": "fma",
+    "f16c": "f16c",
+    "bmi": "bmi1",
+    "bmi2": "bmi2",
+    "lzcnt": "abm",
+    **{f"avx512_{one}": f"avx512{one}" for one in ("f", "bw", "cd", "dq", "vl")},
+    **{one: one for one in ("sse4_1", "avx", "avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16")},
+    **{one: one for one in ("amx_tile", "amx_bf16", "amx_int8", "i8mm", "bf16", "sve", "sve2")},
+    "neon": "asimd",
+    "dot": "asimddp",
 }
 _ELSEWHERE = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 _CAPABILITIES = {"default": "SSE41", "avx2": "AVX2"}
@@ -47,11 +63,13 @@ def highest_allowed() -> str:
 
 
 def cpu_flags() -> str:
-    """The line that names a CPU's instructions, as the system has it; empty where it says nothing."""
+    """The line that names a CPU's instructions, as Linux has it; elsewhere made of what torch finds."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = _CPUINFO.read_text().splitlines()
     except OSError:
-        return platform.machine()
+        # torch before 2.11 cannot say: its users without Linux have the kernels that every CPU can run.
+        found = getattr(torch.cpu, "get_capabilities", dict)()
+        return " ".join(("flags :", *(linux for name, linux in _LINUX_NAMES.items() if found.get(name))))
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
@@ -61,18 +79,26 @@ def instruction_sets(flags: str) -> list[str]:
     return [name for name in (*_NEEDED, *_ELSEWHERE) if name in present]
 
 
+def allowed(flags: str) -> frozenset[str]:
+    """Those of a line of flags that no variable keeps libraries from."""
+    present = flags.split()
+    return frozenset(present).difference(*(_lost(variable, present) for variable in HOLDS))
+
+
 def held_down(present: list[str]) -> tuple[str, list[str]]:
     """The variable that keeps libraries from instructions that are there, and which; "" and none if none does.
 
     Args:
         present: of `instruction_sets`.
     """
+    return next(((variable, lost) for variable in HOLDS if (lost := _lost(variable, present))), ("", []))
+
+
+def _lost(variable: str, present: list[str]) -> list[str]:
+    """Those of `present` that a variable keeps libraries from. A name beyond what there is holds nothing down."""
     order = (*_NO_TILES, *_TILES)
-    for variable in HOLDS:
-        said = os.environ.get(variable, "")
-        name = _CAPABILITIES.get(said.lower(), "") if variable.startswith("ATEN") else said.upper()
-        if name in order:
-            lost = [one for one in present if order.index(_NEEDED.get(one, order[0])) > order.index(name)]
-            if lost:
-                return variable, lost
-    return "", []
+    said = os.environ.get(variable, "")
+    name = _CAPABILITIES.get(said.lower(), "") if variable.startswith("ATEN") else said.upper()
+    if name not in order:
+        return []
+    return [one for one in present if order.index(_NEEDED.get(one, order[0])) > order.index(name)]

@@ -8,8 +8,17 @@
 #include "quantize.h"
 #include "topk.h"
 #include <cerrno>
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/mman.h>
+#endif
+#if defined(_WIN32)
+#define NOMINMAX
+#include <io.h>
+#include <windows.h>
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
 namespace {
@@ -24,6 +33,17 @@ Pool& pool() {
   return *threads.load();
 }
 
+#if defined(_WIN32)
+// As POSIX has it. The descriptor is of the C library that Python uses too.
+ssize_t pread(int descriptor, void* to, size_t bytes, int64_t offset) {
+  OVERLAPPED place = {};
+  place.Offset = DWORD(offset), place.OffsetHigh = DWORD(offset >> 32);
+  DWORD count = 0;
+  const auto file = (HANDLE)_get_osfhandle(descriptor);
+  return ReadFile(file, to, DWORD(std::min(bytes, size_t(1) << 30)), &count, &place) ? count : 0;
+}
+#endif
+
 // Read a part of a file; false where it ends before.
 bool read_part(int descriptor, uint8_t* to, size_t bytes, int64_t offset) {
   while (bytes > 0) {
@@ -37,10 +57,8 @@ bool read_part(int descriptor, uint8_t* to, size_t bytes, int64_t offset) {
 
 }  // namespace
 
-extern "C" {
-
 // A decoder's pass.
-void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
+EXPORT void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
   static thread_local Work work;
   Work& own = work;
   own.grow(*decoder, pass->rows);
@@ -50,7 +68,7 @@ void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
 
 // Keys and values that a block drafter makes of the target's features [rows, inputs of fc]; `pass` says where they go,
 // and its x receives the fused rows.
-void outpace_context(const Decoder* decoder, const Matrix* fc, const float* norm, const float* features,
+EXPORT void outpace_context(const Decoder* decoder, const Matrix* fc, const float* norm, const float* features,
                      const Pass* pass, int32_t threads) {
   static thread_local Work work;
   Work& own = work;
@@ -59,7 +77,7 @@ void outpace_context(const Decoder* decoder, const Matrix* fc, const float* norm
 }
 
 // A token more in each row of a causal head, and what the head then adds to logits.
-void outpace_correct(const CausalHead* head, const Correction* rows, int32_t threads) {
+EXPORT void outpace_correct(const CausalHead* head, const Correction* rows, int32_t threads) {
   static thread_local HeadWork work;
   HeadWork& own = work;
   own.grow(*head, *rows);
@@ -67,7 +85,7 @@ void outpace_correct(const CausalHead* head, const Correction* rows, int32_t thr
 }
 
 // to[row] = weight * from[row] + bias.
-void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float* to, int32_t threads) {
+EXPORT void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float* to, int32_t threads) {
   static thread_local Work work;
   Work& own = work;
   own.space.grow(rows, matrix->inputs);
@@ -79,7 +97,7 @@ void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float
 }
 
 // Attention of a packed pass: queries and results [rows, heads, head_dim], keys and values already in the store.
-void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int32_t layer, int32_t heads,
+EXPORT void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int32_t layer, int32_t heads,
                     int32_t kv_heads, const Sight* sight, const float* query, float* out, int32_t threads) {
   const int width = heads * kv->head_dim;
   const Attention attention = {*kv, parts, part_count, layer, heads, kv_heads, *sight, query, out, width, width};
@@ -87,11 +105,11 @@ void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int3
   pool().run(threads, [&](Team& team) { attend_parts(team, attention, sums.data()); });
 }
 
-int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPanel - 1) / kPanel) * panel_bytes(*m); }
+EXPORT int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPanel - 1) / kPanel) * panel_bytes(*m); }
 
 // Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way. A weight for float16
 // panels is float16 itself.
-void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
+EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
   const int together = inputs_together(m->kind), stride = padded(m->inputs);
   std::memset(panels, 0, outpace_packed_bytes(m));
   pool().run(threads, [&](Team& team) {
@@ -124,7 +142,7 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
 }
 
 // Ask for pages of 2 MB before memory is first written: with small ones, reading weights takes up to half as long again.
-void outpace_prefer_large_pages(void* memory, int64_t bytes) {
+EXPORT void outpace_prefer_large_pages(void* memory, int64_t bytes) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = 1 << 21;
   const uintptr_t first = ((uintptr_t)memory + kPage - 1) / kPage * kPage, last = ((uintptr_t)memory + bytes) / kPage * kPage;
@@ -135,7 +153,7 @@ void outpace_prefer_large_pages(void* memory, int64_t bytes) {
 // Lay out rows of a weight in a format of files: row `order[i]`, or row i where `order` is null. The rows are at `from`,
 // in the file's layout or in panels, or, where a descriptor is given, at `offset` in its file: reading a panel's rows
 // into a small buffer costs a fifth of the page faults of a mapping, and the pages are no memory of this process.
-int32_t outpace_place(const Matrix* m, const uint8_t* from, int32_t is_packed, int32_t descriptor, int64_t offset,
+EXPORT int32_t outpace_place(const Matrix* m, const uint8_t* from, int32_t is_packed, int32_t descriptor, int64_t offset,
                       const int64_t* order, void* panels, int32_t threads) {
   const size_t row_bytes = file_row_bytes(m->kind - kFromFile, m->inputs), bytes = panel_bytes(*m);
   std::atomic<int32_t> outcome{kPlaced};
@@ -166,7 +184,7 @@ int32_t outpace_place(const Matrix* m, const uint8_t* from, int32_t is_packed, i
 
 // Rows `order[i]` of a weight in a format of files as float32 [count, inputs], or row i where `order` is null. They are
 // at `from`, in the file's layout or in panels.
-void outpace_dequantize(int32_t format, const uint8_t* from, int32_t is_packed, const int64_t* order, int64_t count,
+EXPORT void outpace_dequantize(int32_t format, const uint8_t* from, int32_t is_packed, const int64_t* order, int64_t count,
                         int32_t inputs, float* to, int32_t threads) {
   pool().run(count > 1 ? threads : 1, [&](Team& team) {
     team.share(int(count), [&](int row) {
@@ -177,7 +195,7 @@ void outpace_dequantize(int32_t format, const uint8_t* from, int32_t is_packed, 
 }
 
 // Rows of a weight [count, inputs] in blocks of `format`, by search; they are float32, bfloat16, or in a format of files.
-void outpace_quantize(int32_t format, int32_t from, const uint8_t* rows, int64_t count, int32_t inputs, uint8_t* blocks,
+EXPORT void outpace_quantize(int32_t format, int32_t from, const uint8_t* rows, int64_t count, int32_t inputs, uint8_t* blocks,
                       int32_t threads) {
   constexpr int32_t kFloats = 0, kBfloat16s = 30;  // as GGUF numbers them
   const size_t width = from == kFloats ? size_t(4) * inputs : from == kBfloat16s ? size_t(2) * inputs : file_row_bytes(from, inputs);
@@ -195,7 +213,7 @@ void outpace_quantize(int32_t format, int32_t from, const uint8_t* rows, int64_t
 }
 
 // The `wanted` largest numbers of each row; see `find_largest`. With draws, of their scores.
-void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, int32_t normalised,
+EXPORT void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, int32_t normalised,
                  const KeyedDraws* draws, float* values, int64_t* ids, int32_t threads) {
   static thread_local std::vector<float> scores, noise;
   std::vector<float>&own = scores, &noise_to = noise;
@@ -217,25 +235,25 @@ void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t want
 }
 
 // Tokens of keyed draws.
-void outpace_draw(Drawn* drawn, int32_t count, int32_t threads) {
+EXPORT void outpace_draw(Drawn* drawn, int32_t count, int32_t threads) {
   pool().run(count > 1 ? threads : 1, [&](Team& team) { team.share(count, [&](int index) { draw(drawn[index]); }); });
 }
 
 // Suffix automata, each of one text.
-Automaton* outpace_text() { return new Automaton; }
-void outpace_text_end(Automaton* text) { delete text; }
-int64_t outpace_text_length(const Automaton* text) { return int64_t(text->ids.size()); }
-void outpace_text_extend(Automaton* text, const int64_t* ids, int64_t count) {
+EXPORT Automaton* outpace_text() { return new Automaton; }
+EXPORT void outpace_text_end(Automaton* text) { delete text; }
+EXPORT int64_t outpace_text_length(const Automaton* text) { return int64_t(text->ids.size()); }
+EXPORT void outpace_text_extend(Automaton* text, const int64_t* ids, int64_t count) {
   for (int64_t at = 0; at < count; ++at) text->extend(int32_t(ids[at]));
 }
 
 // Trees of several requests, grown best-first.
-void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
+EXPORT void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
   for (int index = 0; index < count; ++index) Grower(*layout, trees[index]).grow();
 }
 
 // Pair scores of several requests' blocks, and a tree for each that has a budget.
-void outpace_weave(Lattice* blocks, int32_t count, int32_t threads) {
+EXPORT void outpace_weave(Lattice* blocks, int32_t count, int32_t threads) {
   pool().run(count > 1 ? threads : 1, [&](Team& team) {
     team.share(count, [&](int index) {
       score_pairs(blocks[index]);
@@ -245,7 +263,6 @@ void outpace_weave(Lattice* blocks, int32_t count, int32_t threads) {
 }
 
 // Learn from the verified trees, in the order of requests.
-void outpace_learn(const Learning* verified, int32_t count) {
+EXPORT void outpace_learn(const Learning* verified, int32_t count) {
   for (int index = 0; index < count; ++index) learn(verified[index]);
-}
 }

@@ -3,8 +3,6 @@
 // Inside a pass they wait for each other some microseconds long with their eyes open, then hand the core to whoever
 // wants it: spinning on, they would take the core from the one they wait for where something else runs beside.
 #pragma once
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>

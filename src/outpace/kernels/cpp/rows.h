@@ -64,7 +64,13 @@ static inline Lanes butterfly(Lanes lanes) {
   IntLanes partner;
   Lanes sign;
   for (int lane = 0; lane < kLanes; ++lane) partner[lane] = lane ^ Step, sign[lane] = lane & Step ? -1.0f : 1.0f;
-  return __builtin_shuffle(lanes, partner) + lanes * sign;
+#if defined(__clang__)
+  Lanes turned;
+  for (int lane = 0; lane < kLanes; ++lane) turned[lane] = lanes[lane ^ Step];
+#else
+  const Lanes turned = __builtin_shuffle(lanes, partner);
+#endif
+  return turned + lanes * sign;
 }
 
 static inline Lanes butterflies(Lanes lanes) {

@@ -1,0 +1,107 @@
+"""The instruction sets that kernels are compiled for: one table for compilers, wheels and the choice at load."""
+
+import hashlib
+import platform
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "cpp"
+# No sum in another order than written, or a row's bits would depend on how a loop was cut.
+FLAGS = (
+    *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-w", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+_SUFFIXES = {"darwin": ".dylib", "win32": ".dll"}
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Level:
+    """An instruction set with kernels of its own.
+
+    Attributes:
+        architecture: "x86_64" or "aarch64".
+        name: also of the library.
+        base: the -march that the others are added to, as GCC and clang have it.
+        added: instructions beyond it, by GCC's names.
+        needed: what a CPU must have, by Linux's names.
+    """
+
+    architecture: str
+    name: str
+    base: str
+    added: tuple[str, ...] = ()
+    needed: frozenset[str] = frozenset()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For GCC and clang."""
+        if self.architecture == "aarch64":
+            return (f"-march={'+'.join((self.base, *self.added))}",)
+        return (f"-march={self.base}", *(f"-m{one}" for one in self.added))
+
+
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_VNNI, _BFLOAT16 = _V4 | {"avx512_vnni"}, _V4 | {"avx512_vnni", "avx512_bf16"}
+LEVELS = (
+    Level("x86_64", "baseline", "x86-64"),
+    Level("x86_64", "avx2", "x86-64-v3", (), _V3),
+    Level("x86_64", "avx2_vnni", "x86-64-v3", ("avxvnni",), _V3 | {"avx_vnni"}),
+    Level("x86_64", "avx512", "x86-64-v4", (), _V4),
+    Level("x86_64", "avx512_vnni", "x86-64-v4", ("avx512vnni",), _VNNI),
+    Level("x86_64", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BFLOAT16),
+    Level(
+        *("x86_64", "amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-bf16")),
+        needed=_BFLOAT16 | {"amx_tile", "amx_bf16"},
+    ),
+    Level("aarch64", "neon", "armv8-a"),
+    Level("aarch64", "dotprod", "armv8.2-a", ("dotprod",), frozenset({"asimddp"})),
+    Level(
+        *("aarch64", "i8mm", "armv8.2-a", ("dotprod", "i8mm", "bf16")),
+        needed=frozenset({"asimddp", "i8mm", "bf16"}),
+    ),
+)
+"""From the least to the highest of each architecture."""
+
+
+def architecture() -> str:
+    """This machine's, as `Level` has it where there are levels for it."""
+    machine = platform.machine().lower()
+    return _MACHINES.get(machine, machine)
+
+
+def highest_level(architecture: str, instructions: Collection[str]) -> Level | None:
+    """The level of a CPU; None for an architecture without levels.
+
+    Args:
+        architecture: as `Level` has it.
+        instructions: that may be used, by Linux's names.
+    """
+    fitting = [one for one in LEVELS if one.architecture == architecture and one.needed <= set(instructions)]
+    return fitting[-1] if fitting else None
+
+
+def library_name(level: Level, system: str = sys.platform) -> str:
+    """The file name of a level's library, which changes with its sources and flags: a library of others is not found.
+
+    Args:
+        level: that it is compiled for.
+        system: as `sys.platform`.
+    """
+    return f"{level.name}-{digest(level.flags)}{library_suffix(system)}"
+
+
+def library_suffix(system: str = sys.platform) -> str:
+    """Of the file names of libraries."""
+    return _SUFFIXES.get(system, ".so")
+
+
+def digest(*parts: object) -> str:
+    """16 hexadecimal digits that stand for the sources, the flags and `parts`."""
+    found = hashlib.sha256(repr((FLAGS, *parts)).encode())
+    for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]

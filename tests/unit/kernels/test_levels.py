@@ -1,0 +1,175 @@
+"""Which library a CPU gets: never one of instructions that it lacks, and never one of other sources."""
+
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.kernels import build as compiled
+from outpace.kernels import instructions, levels
+from outpace.kernels.build import COMPILERS
+from outpace.kernels.instructions import HOLDS, allowed, cpu_flags
+from outpace.kernels.levels import LEVELS, Level, architecture, highest_level, library_name
+from tests.unit.models.tiny import needs_kernels
+
+HASWELL = "fpu sse4_1 avx f16c avx2 fma bmi1 bmi2 abm movbe"
+SKYLAKE_X = f"{HASWELL} avx512f avx512bw avx512cd avx512dq avx512vl"
+ICE_LAKE = f"{SKYLAKE_X} avx512_vnni avx512_vbmi"
+ZEN_4 = f"{ICE_LAKE} avx512_bf16"
+SAPPHIRE_RAPIDS = f"{ZEN_4} avx_vnni avx512_fp16 amx_tile amx_bf16 amx_int8"
+CPUS = {
+    "Sandy Bridge": ("x86_64", "fpu sse4_1 avx", "baseline"),
+    "Haswell": ("x86_64", HASWELL, "avx2"),
+    "a virtual machine without FMA": ("x86_64", HASWELL.replace(" fma", ""), "baseline"),
+    "Alder Lake": ("x86_64", f"{HASWELL} avx_vnni", "avx2_vnni"),
+    "Knights Landing": ("x86_64", f"{HASWELL} avx512f avx512cd", "avx2"),
+    "Skylake-X": ("x86_64", SKYLAKE_X, "avx512"),
+    "Ice Lake": ("x86_64", ICE_LAKE, "avx512_vnni"),
+    "Zen 4": ("x86_64", ZEN_4, "avx512_bf16"),
+    "Sapphire Rapids": ("x86_64", SAPPHIRE_RAPIDS, "amx"),
+    "Raspberry Pi 4": ("aarch64", "fp asimd crc32 cpuid", "neon"),
+    "Raspberry Pi 5": ("aarch64", "fp asimd atomics fphp asimdhp asimddp", "dotprod"),
+    "Graviton 3": ("aarch64", "fp asimd asimddp sve i8mm bf16", "i8mm"),
+}
+LOADED = {"": "amx", "SSE41": "baseline", "AVX": "baseline", "AVX2": "avx2", "AVX2_VNNI": "avx2_vnni"}
+LOADED |= {"AVX512_CORE": "avx512", "AVX512_CORE_VNNI": "avx512_vnni", "AVX512_CORE_BF16": "avx512_bf16"}
+LOADED |= {"AVX512_CORE_FP16": "avx512_bf16", "AVX512_CORE_AMX": "amx", "OF_THE_FUTURE": "amx"}
+MACROS = {"__LZCNT__": "abm", "__BMI__": "bmi1", "__AVXVNNI__": "avx_vnni", "__AVX512VNNI__": "avx512_vnni"}
+MACROS |= {"__AVX512BF16__": "avx512_bf16", "__AVX512FP16__": "avx512_fp16", "__AMX_INT8__": "amx_int8"}
+"""What compilers define for instructions that Linux names otherwise."""
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a package's libraries, empty, on a machine without a compiler."""
+    for variable in (*HOLDS, compiled.VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(compiled, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(compiled, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path / "cache")
+    return tmp_path
+
+
+def own_level() -> Level:
+    level = highest_level(architecture(), allowed(cpu_flags()))
+    if level is None:
+        pytest.skip(f"no levels for {architecture()}")
+    return level
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_a_cpu_gets_its_level(cpu: str) -> None:
+    """Guards against a library whose instructions a CPU lacks, which ends the process, and against a lesser one."""
+    machine, flags, expected = CPUS[cpu]
+    level = highest_level(machine, flags.split())
+    assert level is not None
+    assert level.name == expected
+
+
+def test_no_set_of_instructions_gets_more_than_it_has() -> None:
+    """Guards against a level that is chosen by a part of what it needs. Without one instruction, or without two."""
+    every = {
+        machine: frozenset().union(*(one.needed for one in LEVELS if one.architecture == machine))
+        for machine in ("x86_64", "aarch64")
+    }
+    for machine, names in every.items():
+        for lacking in (pair for count in range(3) for pair in combinations(sorted(names), count)):
+            level = highest_level(machine, names - set(lacking))
+            assert level is not None
+            assert level.needed.isdisjoint(lacking), (level.name, lacking)
+    assert highest_level("riscv64", ()) is None
+
+
+@pytest.mark.parametrize(
+    "level", [one for one in LEVELS if one.architecture == architecture()], ids=lambda one: one.name
+)
+def test_compilers_are_allowed_what_the_level_needs(level: Level) -> None:
+    """Guards against flags that let a compiler use instructions of which nobody asks whether the CPU has them."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+
+    def defined(flags: tuple[str, ...]) -> set[str]:
+        command = [compiler, *flags, "-dM", "-E", "-x", "c++", "/dev/null"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        macros = {line.split()[1] for line in done.stdout.splitlines()}
+        return {MACROS.get(one, one.strip("_").lower()) for one in macros}
+
+    known = {name for one in LEVELS for name in one.needed} | set(MACROS.values())
+    plain = next(one for one in LEVELS if one.architecture == level.architecture)
+    assert (defined(level.flags) - defined(plain.flags)) & known == level.needed
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+@pytest.mark.parametrize("name", LOADED)
+def test_variables_hold_libraries_down(name: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against libraries beyond what the user holds products to, and names of the future that hold them down."""
+    for each in HOLDS:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, name.lower())
+    for flags, most in ((SAPPHIRE_RAPIDS, "amx"), (ICE_LAKE, "avx512_vnni"), (HASWELL, "avx2")):
+        level = highest_level("x86_64", allowed(f"flags : {flags}"))
+        assert level is not None
+        order = [one.name for one in LEVELS]
+        expected = LOADED[name]
+        if expected == "avx2_vnni" and "avx_vnni" not in flags.split():
+            expected = "avx2"
+        assert level.name == min(expected, most, key=order.index)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    level = highest_level("x86_64", allowed(f"flags : {SAPPHIRE_RAPIDS}"))
+    assert level is not None
+    assert level.name == "baseline", "the lowest of two variables"
+
+
+@needs_kernels
+def test_a_packaged_library_needs_no_compiler(packaged: Path) -> None:
+    """Guards against a wheel that asks for a compiler, and against a library that is stale, of another level or broken,
+    which would compute something else than the sources say."""
+    built, name = compiled.build().path, library_name(own_level())
+    shutil.copy(built, packaged / name.replace("-", "-0"))
+    assert compiled.build.__wrapped__().handle is None
+    (packaged / name).write_text("no library")
+    assert compiled.build.__wrapped__().handle is None
+    shutil.copy(built, packaged / name)
+    found = compiled.build.__wrapped__()
+    assert found.handle is not None
+    assert (found.path, found.level, found.seconds) == (packaged / name, own_level().name, 0.0)
+    assert found.reason == f"level {own_level().name}, compiled in the package"
+
+
+def test_other_sources_and_flags_have_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an edited source file whose old library is loaded, and costs that were measured with it."""
+    shutil.copytree(levels.SOURCES, tmp_path / "cpp")
+    before = [library_name(one) for one in LEVELS]
+    assert len({name.split("-")[1] for name in before}) == len(LEVELS)
+    monkeypatch.setattr(levels, "SOURCES", tmp_path / "cpp")
+    assert [library_name(one) for one in LEVELS] == before
+    with (tmp_path / "cpp" / "lanes.h").open("a") as file:
+        file.write("\n")
+    assert not {library_name(one) for one in LEVELS} & set(before)
+    assert [library_name(LEVELS[0], system).rpartition(".")[2] for system in ("linux", "darwin", "win32")] == [
+        "so",
+        "dylib",
+        "dll",
+    ]
+
+
+def test_torch_names_what_linux_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the slowest kernels on systems without /proc/cpuinfo, and against a crash with a torch that does
+    not tell."""
+    linux = frozenset(cpu_flags().split())
+    monkeypatch.setattr(instructions, "_CPUINFO", tmp_path / "none")
+    if hasattr(torch.cpu, "get_capabilities") and linux:
+        assert highest_level(architecture(), cpu_flags().split()) == highest_level(architecture(), linux)
+    m1 = {"architecture": "ARM64", "neon": True, "fp16_arith": True, "dot": True, "i8mm": False, "bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: m1, raising=False)
+    level = highest_level("aarch64", cpu_flags().split())
+    assert level is not None
+    assert level.name == "dotprod"
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    level = highest_level("x86_64", cpu_flags().split())
+    assert level is not None
+    assert level.name == "baseline"
