@@ -3,6 +3,7 @@
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ def cpu_flags() -> str:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
         # torch before 2.11 cannot say: its users without Linux have the kernels that every CPU can run.
-        found = getattr(torch.cpu, "get_capabilities", dict)()
+        found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
         return " ".join(("flags :", *(linux for name, linux in _LINUX_NAMES.items() if found.get(name))))
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 

@@ -101,14 +101,16 @@ def test_no_kernels(reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_kernels_that_are_there_or_unwanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a first start that does not say what building took and where it is kept."""
+    """Guards against a first start that does not say what building took and where it is kept, and kernels of a lower
+    level that nothing shows."""
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
-    built = Build(object(), "built with -march=native", tmp_path / "0.so", 7.25)  # type: ignore[arg-type]
+    built = Build(object(), "built with -march=native", tmp_path / "0.so", "native", 7.25)  # type: ignore[arg-type]
     monkeypatch.setattr(compiled, "build", lambda: built)
     said = machine.kernels()
     assert said.is_fine
     assert "in 7.2 s now" in said.measured
     assert str(tmp_path / "0.so") in said.measured
+    assert said.figures["level"] == "native"
     monkeypatch.setenv(compiled.VARIABLE, "off")
     assert machine.kernels().remedy == "unset OUTPACE_KERNELS"
 

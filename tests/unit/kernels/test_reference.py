@@ -15,8 +15,8 @@ from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
 from outpace.kernels import attention
-from outpace.kernels.build import SOURCES
 from outpace.kernels.draw import draw_natively
+from outpace.kernels.levels import SOURCES
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.topk import KeyedDraws, largest
 from outpace.models.attention import attend_segments

@@ -4,7 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from outpace.kernels.build import COMPILERS, SOURCES
+from outpace.kernels.build import COMPILERS
+from outpace.kernels.levels import SOURCES
 from tests.unit.models.tiny import needs_kernels
 
 pytestmark = needs_kernels
