@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -41,12 +41,15 @@ class BuildWithFiles(build_py):
 class PlatformWheel(bdist_wheel):
     """A wheel for every Python of one platform: the kernels are no extension modules."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = not LIBRARIES
-
     def get_tag(self) -> tuple[str, str, str]:
         return ("py3", "none", Path(LIBRARIES).name) if LIBRARIES else super().get_tag()
 
 
-setup(cmdclass={"build_py": BuildWithFiles, "bdist_wheel": PlatformWheel})
+class Outpace(Distribution):
+    """Says that files differ by platform, where kernels are among them."""
+
+    def has_ext_modules(self) -> bool:
+        return bool(LIBRARIES)
+
+
+setup(distclass=Outpace, cmdclass={"build_py": BuildWithFiles, "bdist_wheel": PlatformWheel})
