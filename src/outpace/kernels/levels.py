@@ -91,7 +91,7 @@ def library_name(level: Level, system: str = sys.platform) -> str:
         level: that it is compiled for.
         system: as `sys.platform`.
     """
-    return f"{level.name}-{digest(level.flags)}{library_suffix(system)}"
+    return f"{level.name}_{digest(level.flags)}{library_suffix(system)}"
 
 
 def library_suffix(system: str = sys.platform) -> str:
