@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, Level, library_name
+from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, InstructionLevel, library_name
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Target:
     wheel: str
 
     @property
-    def levels(self) -> list[Level]:
+    def levels(self) -> list[InstructionLevel]:
         """Those that differ here: the kernels ask for AMX on Linux alone."""
         own = [one for one in LEVELS if one.architecture == self.triple.partition("-")[0]]
         return [one for one in own if one.name != "amx" or self.system == "linux"]
@@ -51,14 +51,14 @@ TARGETS = {
 _CPUS = {"armv8-a": "generic", "armv8.2-a": "generic+v8_2a"}
 
 
-def zig_flags(target: Target, level: Level) -> list[str]:
+def zig_flags(target: Target, level: InstructionLevel) -> list[str]:
     """Zig's names of a level's instructions, which are not clang's."""
     base = _CPUS.get(level.base, level.base.replace("-", "_"))
     added = [one.replace("-", "_") for one in level.added]
     return ["-target", target.triple, f"-mcpu={'+'.join((base, *added))}"]
 
 
-def compile_level(target: Target, level: Level, out: Path) -> None:
+def compile_level(target: Target, level: InstructionLevel, out: Path) -> None:
     """Compile one library into a folder.
 
     Raises:

@@ -26,7 +26,7 @@ from outpace.kernels.instructions import allowed, cpu_flags
 from outpace.kernels.levels import (
     FLAGS,
     SOURCES,
-    Level,
+    InstructionLevel,
     architecture,
     digest,
     highest_level,
@@ -74,7 +74,7 @@ def build() -> Build:
     return (_shipped(level) if level is not None else None) or _built(level)
 
 
-def _shipped(level: Level) -> Build | None:
+def _shipped(level: InstructionLevel) -> Build | None:
     """The library of the package for a level; None where it has none that was compiled from these sources."""
     path = LIBRARIES / library_name(level)
     try:
@@ -84,7 +84,7 @@ def _shipped(level: Level) -> Build | None:
     return Build(handle, f"level {level.name}, compiled in the package", path, level.name)
 
 
-def _built(level: Level | None) -> Build:
+def _built(level: InstructionLevel | None) -> Build:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     name, instructions = _instructions(level)
     file = digest(instructions, platform.processor(), cpu_flags()) + library_suffix()
@@ -177,7 +177,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         built.replace(path)  # atomic: several processes may build at the same time
 
 
-def _instructions(level: Level | None) -> tuple[str, tuple[str, ...]]:
+def _instructions(level: InstructionLevel | None) -> tuple[str, tuple[str, ...]]:
     """What to compile for, and its flags: all instructions of this CPU, or a level where it is held to one."""
     if level is not None and allowed(cpu_flags()) != frozenset(cpu_flags().split()):
         return level.name, level.flags

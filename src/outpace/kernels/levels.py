@@ -18,7 +18,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
-class Level:
+class InstructionLevel:
     """An instruction set with kernels of its own.
 
     Attributes:
@@ -47,19 +47,19 @@ _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI, _BFLOAT16 = _V4 | {"avx512_vnni"}, _V4 | {"avx512_vnni", "avx512_bf16"}
 LEVELS = (
-    Level("x86_64", "baseline", "x86-64"),
-    Level("x86_64", "avx2", "x86-64-v3", (), _V3),
-    Level("x86_64", "avx2_vnni", "x86-64-v3", ("avxvnni",), _V3 | {"avx_vnni"}),
-    Level("x86_64", "avx512", "x86-64-v4", (), _V4),
-    Level("x86_64", "avx512_vnni", "x86-64-v4", ("avx512vnni",), _VNNI),
-    Level("x86_64", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BFLOAT16),
-    Level(
+    InstructionLevel("x86_64", "baseline", "x86-64"),
+    InstructionLevel("x86_64", "avx2", "x86-64-v3", (), _V3),
+    InstructionLevel("x86_64", "avx2_vnni", "x86-64-v3", ("avxvnni",), _V3 | {"avx_vnni"}),
+    InstructionLevel("x86_64", "avx512", "x86-64-v4", (), _V4),
+    InstructionLevel("x86_64", "avx512_vnni", "x86-64-v4", ("avx512vnni",), _VNNI),
+    InstructionLevel("x86_64", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BFLOAT16),
+    InstructionLevel(
         *("x86_64", "amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-bf16")),
         needed=_BFLOAT16 | {"amx_tile", "amx_bf16"},
     ),
-    Level("aarch64", "neon", "armv8-a"),
-    Level("aarch64", "dotprod", "armv8.2-a", ("dotprod",), frozenset({"asimddp"})),
-    Level(
+    InstructionLevel("aarch64", "neon", "armv8-a"),
+    InstructionLevel("aarch64", "dotprod", "armv8.2-a", ("dotprod",), frozenset({"asimddp"})),
+    InstructionLevel(
         *("aarch64", "i8mm", "armv8.2-a", ("dotprod", "i8mm", "bf16")),
         needed=frozenset({"asimddp", "i8mm", "bf16"}),
     ),
@@ -68,23 +68,23 @@ LEVELS = (
 
 
 def architecture() -> str:
-    """This machine's, as `Level` has it where there are levels for it."""
+    """This machine's, as `InstructionLevel` has it where there are levels for it."""
     machine = platform.machine().lower()
     return _MACHINES.get(machine, machine)
 
 
-def highest_level(architecture: str, instructions: Collection[str]) -> Level | None:
+def highest_level(architecture: str, instructions: Collection[str]) -> InstructionLevel | None:
     """The level of a CPU; None for an architecture without levels.
 
     Args:
-        architecture: as `Level` has it.
+        architecture: as `InstructionLevel` has it.
         instructions: that may be used, by Linux's names.
     """
     fitting = [one for one in LEVELS if one.architecture == architecture and one.needed <= set(instructions)]
     return fitting[-1] if fitting else None
 
 
-def library_name(level: Level, system: str = sys.platform) -> str:
+def library_name(level: InstructionLevel, system: str = sys.platform) -> str:
     """The file name of a level's library, which changes with its sources and flags: a library of others is not found.
 
     Args:

@@ -17,7 +17,7 @@ from outpace.kernels.blocks import FORMATS, BlockLinear
 from outpace.kernels.build import Build
 from outpace.kernels.formats import BlockFormat
 from outpace.kernels.instructions import cpu_flags
-from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, Level, architecture
+from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, InstructionLevel, architecture
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.quantize import quantize
 from tests.unit.kernels.test_attention import DTYPES, TREE, WIDTHS, World
@@ -30,7 +30,7 @@ OWN = [one for one in LEVELS if one.architecture == architecture() and one.neede
 ROWS = (1, 2, 5, 8, 37)
 
 
-def compilers(level: Level) -> dict[str, list[str]]:
+def compilers(level: InstructionLevel) -> dict[str, list[str]]:
     """Those that are here, with their flags for a level."""
     found = {name: [path, *level.flags] for name in ("g++", "clang++") if (path := shutil.which(name))}
     if find_spec("ziglang") is not None:
@@ -71,7 +71,7 @@ def attention_of(world: World, path: list[int]) -> Tensor:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("level", OWN, ids=[one.name for one in OWN])
-def test_compilers_give_the_same_bits(level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_give_the_same_bits(level: InstructionLevel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against tokens that depend on who compiled the kernels: a fused product, a sum in another order, and ties
     that a library sorts otherwise."""
     found = {}

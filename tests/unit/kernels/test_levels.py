@@ -12,7 +12,7 @@ from outpace.kernels import build as compiled
 from outpace.kernels import instructions, levels
 from outpace.kernels.build import COMPILERS
 from outpace.kernels.instructions import HOLDS, allowed, cpu_flags
-from outpace.kernels.levels import LEVELS, Level, architecture, highest_level, library_name
+from outpace.kernels.levels import LEVELS, InstructionLevel, architecture, highest_level, library_name
 from tests.unit.models.tiny import needs_kernels
 
 HASWELL = "fpu sse4_1 avx f16c avx2 fma bmi1 bmi2 abm movbe"
@@ -53,7 +53,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def own_level() -> Level:
+def own_level() -> InstructionLevel:
     level = highest_level(architecture(), allowed(cpu_flags()))
     if level is None:
         pytest.skip(f"no levels for {architecture()}")
@@ -86,7 +86,7 @@ def test_no_set_of_instructions_gets_more_than_it_has() -> None:
 @pytest.mark.parametrize(
     "level", [one for one in LEVELS if one.architecture == architecture()], ids=lambda one: one.name
 )
-def test_compilers_are_allowed_what_the_level_needs(level: Level) -> None:
+def test_compilers_are_allowed_what_the_level_needs(level: InstructionLevel) -> None:
     """Guards against flags that let a compiler use instructions of which nobody asks whether the CPU has them."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
