@@ -31,8 +31,10 @@ def commands() -> dict[str, Any]:
 
     def below(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield " ".join(names), command
-        for name, one in getattr(command, "commands", {}).items():
-            yield from below(one, (*names, name))
+        if hasattr(command, "list_commands"):
+            context = typer.Context(command)
+            for name in command.list_commands(context):
+                yield from below(command.get_command(context, name), (*names, name))
 
     return dict(below(typer.main.get_command(app), ()))
 

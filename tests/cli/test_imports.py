@@ -10,6 +10,7 @@ from tests.unit.models.tiny import write_tiny_gguf
 
 # Seconds of imports that an answer of a common GGUF file does not need.
 SLOW = ("transformers", "gguf", "torch._dynamo", "sympy", "scipy", "httpx", "huggingface_hub", "accelerate")
+SLOWER = ("torch", "numpy", "pydantic", "yaml", "jinja2")  # which an answer needs, and a page of help does not
 SCRIPT = f"""
 import sys, outpace
 answer = outpace.load(sys.argv[1], device="cpu").generate("hello", max_new_tokens=3, ignore_eos=True)
@@ -37,3 +38,13 @@ def test_commands_on_a_gguf_file_import_no_transformers(command: list[str], tmp_
     }
     assert "outpace.models.plain_decoder" in imported, found.stderr[-2000:]
     assert not imported & set(SLOW)
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import outpace"], ["-m", "outpace", "--help"]])
+def test_help_and_import_are_quick(arguments: list[str]) -> None:
+    """Guards against seconds before a page of help, and against an `import outpace` that imports torch: public names are
+    loaded on first use."""
+    found = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    assert "outpace.core.params" in imported
+    assert not imported & {*SLOW, *SLOWER}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from outpace.cli.train import TrainGroup, train_command
+from outpace.cli.train import TrainGroup
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ def commands(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         assert group.typer_instance is not None
         assert group.name is not None
         yield from commands(group.typer_instance, (*path, group.name))
-    if path == ("train",):  # which makes a command for each kind of drafter when it is used
-        for kind, title in TrainGroup._kinds().items():
-            yield (*path, kind), list(_parameters(train_command(kind, title)))
+    if path == ("train",):
+        for name, callback in TrainGroup.made().items():
+            yield (*path, name), list(_parameters(callback))
 
 
 def _parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:

@@ -1,12 +1,14 @@
 """`outpace methods`: the methods, what they need, and their options."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from outpace.lib.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def methods(
@@ -64,7 +66,7 @@ def methods(
         console.print(f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE")
 
 
-def _described(kind: type[BaseModel]) -> list[dict[str, Any]]:
+def _described(kind: "type[BaseModel]") -> list[dict[str, Any]]:
     from outpace.drafters.options import described
 
     return [dict(zip(("name", "type", "default", "meaning"), row, strict=True)) for row in described(kind)]

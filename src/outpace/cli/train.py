@@ -6,9 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,9 +29,11 @@ from outpace.cli.options import (
 )
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
-from outpace.drafters.training.settings import DataSettings, RegenerateSettings
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from outpace.drafters.training.settings import RegenerateSettings
 
 Answers = Annotated[str, typer.Option(help="Folder of regenerated answers.")]
 Stored = Annotated[str, typer.Option(help="Format of features: bfloat16, float16 or float8_e4m3fn.")]
@@ -41,25 +44,29 @@ Config = Annotated[str | None, typer.Option(help="YAML file of settings.")]
 
 
 class TrainGroup(Group):
-    """The group `outpace train`. It has a command per kind of drafter, looked up when the group is used: kinds of other
-    packages are imported for it."""
+    """The group `outpace train`. Some of its commands are made when the group is used: `outpace --help` must not wait
+    for pydantic, whose classes have their options, nor for drafters of other packages."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*self._kinds(), *super().list_commands(ctx)]
+        return [*self.made(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in self._kinds():
+        if own is not None or cmd_name not in (made := self.made()):
             return own
         app = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
-        app.command(cmd_name, cls=Command)(train_command(cmd_name, self._kinds()[cmd_name]))
+        app.command(cmd_name, cls=Command)(made[cmd_name])
         return typer.main.get_command(app)
 
     @staticmethod
-    def _kinds() -> dict[str, str]:
+    def made() -> dict[str, Callable[..., None]]:
+        """A command for each kind of drafter, and `regenerate`."""
         from outpace.drafters.kinds import kinds
+        from outpace.drafters.training.settings import RegenerateSettings
 
-        return {name: kind.title for name, kind in kinds().items() if kind.objective is not None}
+        trained = {name: kind.title for name, kind in kinds().items() if kind.objective is not None}
+        made = {name: train_command(name, title) for name, title in trained.items()}
+        return made | {"regenerate": _with_options(regenerate, RegenerateSettings)}
 
 
 train_app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help=__doc__)
@@ -182,8 +189,8 @@ def transitions(
         str | None, typer.Option(help="Folder of features captured for eagle3 or draft-lm; else the target is run.")
     ] = None,
     max_length: Annotated[
-        int, typer.Option(help="Tokens of a sequence; longer ones are cut.", min=8)
-    ] = DataSettings().max_length,
+        int | None, typer.Option(help="Tokens of a sequence; longer ones are cut. By default as in training.", min=8)
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -191,6 +198,7 @@ def transitions(
     warm=FILE. No drafter is needed, and no gradients are computed."""
     quieten_transformers()
     from outpace.data.workload import read_workloads
+    from outpace.drafters.training.settings import DataSettings
     from outpace.lib.stages import loading
     from outpace.lib.table_file import new_file
     from outpace.models.frozen import FrozenTarget
@@ -205,7 +213,7 @@ def transitions(
     with loading(target, True):
         model, codec = load_target(target, dtype, device, None, 1)
     frozen = FrozenTarget(model)
-    longest = min(max_length, frozen.max_length)
+    longest = min(max_length or DataSettings().max_length, frozen.max_length)
     samples = join(items, path_of(answers), codec, frozen.vocab_size, longest)
     stored = None
     if features is not None:
@@ -223,23 +231,6 @@ def transitions(
     rows = save_matrix(out, matrix, origin=origin | {name: str(value) for name, value in about.items()})
     pairs = len(matrix.pairs.known()[0])
     print(json.dumps({"file": str(out), **about, "rows": rows, "of": frozen.vocab_size, "pairs": pairs}))
-
-
-def options_of(settings: type[RegenerateSettings]) -> list[inspect.Parameter]:
-    """The fields of a settings class as options of a command; the class checks their values."""
-
-    def made(name: str, description: str | None) -> Any:
-        return option(SamplingParams, name) if description is None else typer.Option(help=description)
-
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[field.annotation, made(name, field.description)],
-        )
-        for name, field in settings.model_fields.items()
-    ]
 
 
 def regenerate(
@@ -267,7 +258,7 @@ def regenerate(
 ) -> None:
     """Let the target answer prompts: token ids by prompt id, resumable."""
     from outpace.data.workload import read_workloads
-    from outpace.drafters.training.settings import validated
+    from outpace.drafters.training.settings import RegenerateSettings, validated
 
     if endpoint is not None and (method != "plain" or drafter is not None):
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
@@ -317,7 +308,21 @@ def regenerate(
     print(json.dumps(record | {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}))
 
 
-_own = inspect.signature(regenerate)
-_named = [one for one in _own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-regenerate.__signature__ = _own.replace(parameters=[*_named, *options_of(RegenerateSettings)])  # type: ignore[attr-defined]
-train_app.command(cls=Command)(regenerate)
+def _with_options(command: Callable[..., None], settings: "type[RegenerateSettings]") -> Callable[..., None]:
+    """A command whose `**settings` are options: the fields of a settings class, which checks their values."""
+
+    def made(name: str, description: str | None) -> Any:
+        return option(SamplingParams, name) if description is None else typer.Option(help=description)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(**given)
+
+    own = inspect.signature(command)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    for name, field in settings.model_fields.items():
+        annotation = Annotated[field.annotation, made(name, field.description)]
+        parameters.append(inspect.Parameter(name, kind, default=field.default, annotation=annotation))
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
