@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 wait_asleep()  # before torch is loaded, by whatever of this package is used
 
-__version__ = "0.1.0"
+__version__: str
 
 __all__ = [
     "Chat",
@@ -54,6 +54,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: the front door imports torch, which takes seconds.
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("outpace")
+        except PackageNotFoundError:  # only on the path
+            return "0+unknown"
     if name in ("Chat", "Model", "TokenStream", "load"):
         with without_collection():
             from outpace import api

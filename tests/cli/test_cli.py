@@ -285,7 +285,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 2
-    assert "pip install 'outpace[train]'" in result.stderr
+    assert "pip install 'outpace[bench]'" in result.stderr
 
 
 def test_rank_vocabulary_writes_what_the_drafters_read(folder: str, tmp_path: Path) -> None:

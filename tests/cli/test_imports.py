@@ -42,8 +42,8 @@ def test_commands_on_a_gguf_file_import_no_transformers(command: list[str], tmp_
 
 @pytest.mark.parametrize("arguments", [["-c", "import outpace"], ["-m", "outpace", "--help"]])
 def test_help_and_import_are_quick(arguments: list[str]) -> None:
-    """Guards against seconds before a page of help, and against an `import outpace` that imports torch: public names are
-    loaded on first use."""
+    """Guards against seconds before a page of help, and against an `import outpace` that imports torch: public names
+    are loaded on first use."""
     found = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
     assert "outpace.core.params" in imported

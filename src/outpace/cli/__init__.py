@@ -30,8 +30,9 @@ EXTRAS = {
     "uvicorn": "serve",
     "structlog": "serve",
     "prometheus_client": "serve",
-    "httpx": "train",
+    "httpx": "bench",
     "tensorboard": "train",
+    "yaml": "train",
 }
 
 # Commands import what they run when they run: --help must not wait for transformers.

@@ -238,9 +238,12 @@ def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence
         eos_token_ids: of the model.
 
     Raises:
-        InvalidRequest: the bytes of its tokens are not known.
+        InvalidRequest: the bytes of its tokens are not known, or llguidance is not installed.
     """
-    from llguidance import LLTokenizer
+    try:
+        from llguidance import LLTokenizer
+    except ModuleNotFoundError as error:
+        raise InvalidRequest("grammar: this needs llguidance: pip install 'outpace[grammar]'") from error
 
     refusal = (
         f"grammar: the tokenizer of {codec.name} does not tell which bytes its tokens stand for; leave the grammar "

@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 import threading
 import time
 from threading import stack_size
@@ -13,6 +14,7 @@ import torch
 from outpace.core.params import Grammar
 from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest
+from outpace.models.tokenizer import grammar_tokenizer
 from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack
 from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, toy_tokenizer
 
@@ -260,3 +262,11 @@ def test_one_deep_stack_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert (most, stack_size()) == (1, before)
+
+
+def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback where the extra `grammar` is not installed."""
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    codec: Any = None
+    with pytest.raises(InvalidRequest, match=r"pip install 'outpace\[grammar\]'"):
+        grammar_tokenizer(codec, V, (EOS,))
