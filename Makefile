@@ -15,7 +15,7 @@ TOKENS := 128
 # Of `make test-vllm`: what pytest is told. Most tests start engines: all together take many minutes.
 TESTS := -m vllm tests/vllm
 
-.PHONY: demo test test-more test-all test-browser test-vllm lint docs bench peers wheels clean
+.PHONY: demo test test-more test-all test-browser test-vllm test-versions lint docs bench peers wheels clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
@@ -36,6 +36,9 @@ test-browser: $(READY) ## The playground in headless Chromium: the system's, or 
 test-vllm: $(READY) $(VLLM_READY) ## Our drafters inside real vLLM, in an environment of its own; the first time builds it
 	$(BIN)/outpace models pull smollm2-135m
 	$(VLLM)/python -m pytest $(TESTS)
+
+test-versions: $(READY) ## A short suite at the lowest and highest versions of Python and packages, in build/versions
+	$(BIN)/python scripts/check_versions.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
