@@ -15,7 +15,7 @@ TOKENS := 128
 # Of `make test-vllm`: what pytest is told. Most tests start engines: all together take many minutes.
 TESTS := -m vllm tests/vllm
 
-.PHONY: demo test test-more test-all test-browser test-vllm test-versions lint docs bench peers wheels clean
+.PHONY: demo test test-more test-all test-browser test-vllm test-versions lint docs bench peers wheels image clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
@@ -39,6 +39,9 @@ test-vllm: $(READY) $(VLLM_READY) ## Our drafters inside real vLLM, in an enviro
 
 test-versions: $(READY) ## A short suite at the lowest and highest versions of Python and packages, in build/versions
 	$(BIN)/python scripts/check_versions.py
+
+image: ## The steps of deploy/Containerfile in a folder, without a daemon, and the image's size; as root, after `make wheels`
+	$(PYTHON) scripts/try_image.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -78,7 +78,7 @@ def test_the_unit_starts_a_server_and_lets_it_drain() -> None:
 
 def test_the_image_starts_a_server() -> None:
     """Guards against an image that stops at its first line, or one that listens where nobody can reach it."""
-    text = (DEPLOY / "Dockerfile").read_text()
+    text = (DEPLOY / "Containerfile").read_text()
     entry, command = (
         json.loads(re.findall(rf"^{word} (\[.*\])$", text, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD")
     )
