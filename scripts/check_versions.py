@@ -94,7 +94,9 @@ def _prepared(name: str, python: str, pinned: list[str]) -> str:
 
 def _versions(python: str) -> str:
     names = ("torch", "transformers", "numpy", "tokenizers", "huggingface_hub")
-    script = "import sys; from importlib.metadata import version; print(sys.version.split()[0], *map(version, sys.argv[1:]))"
+    script = (
+        "import sys; from importlib.metadata import version; print(sys.version.split()[0], *map(version, sys.argv[1:]))"
+    )
     found = subprocess.run([python, "-c", script, *names], check=True, capture_output=True, text=True).stdout.split()
     return ", ".join(f"{name} {version}" for name, version in zip(("Python", *names), found, strict=True))
 

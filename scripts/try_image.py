@@ -19,6 +19,10 @@ MOST_BYTES = 1_200_000_000
 MOUNT = re.compile(r"--mount=type=bind,source=(\S+),target=(\S+)\s+")
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith("PIP_")} | {"PIP_RETRIES": "0"}
 """pip's settings of this machine: where it finds packages. An index that cannot be reached is left out."""
+PLACES = {
+    name: f"/mnt/{name.lower()}" for name, value in GIVEN.items() if value.startswith("/") and Path(value).exists()
+}
+"""Where the files and folders that they name are mounted."""
 
 
 def main() -> None:
@@ -63,9 +67,8 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 def run(command: str, variables: dict[str, str], user: str, mounts: dict[str, str]) -> None:
     """Run a command in the image's folder as one of its users, with folders and files of this machine mounted."""
-    places = [value for name, value in GIVEN.items() if value.startswith("/") and Path(value).exists()]
     script = [f"mount -t proc proc {ROOT}/proc", f"mount --bind /dev {ROOT}/dev"]
-    for source, target in (*mounts.items(), *((place, place) for place in places)):
+    for source, target in (*mounts.items(), *((GIVEN[name], place) for name, place in PLACES.items())):
         place = ROOT / target.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         if Path(source).is_dir():
@@ -74,7 +77,7 @@ def run(command: str, variables: dict[str, str], user: str, mounts: dict[str, st
             place.touch()
         script.append(f"mount --bind {shlex.quote(source)} {shlex.quote(str(place))}")
     script.append(f"exec chroot --userspec={user} {ROOT} /bin/sh -ec {shlex.quote(command)}")
-    subprocess.run(["unshare", "--mount", "sh", "-ec", "\n".join(script)], check=True, env=GIVEN | variables)
+    subprocess.run(["unshare", "--mount", "sh", "-ec", "\n".join(script)], check=True, env=GIVEN | PLACES | variables)
 
 
 if __name__ == "__main__":
