@@ -26,7 +26,6 @@ SUITE = (
     "tests/lossless/test_matrix.py",
     "tests/lossless/test_grammars.py",
     "tests/unit/api",
-    "tests/unit/serve/test_contract.py",
     "tests/unit/models/test_exactness.py",
     "tests/unit/models/test_families.py",
     "tests/unit/kernels/test_blocks.py",

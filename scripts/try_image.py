@@ -48,6 +48,7 @@ def main() -> None:
             variables |= dict(one.split("=", 1) for one in shlex.split(rest))
         elif word == "USER":
             user = rest
+    shutil.rmtree(ROOT / "var/cache/apt")  # the base image's settings keep apt from filling it
     size = int(subprocess.check_output(["du", "--summarize", "--block-size=1", str(ROOT)], text=True).split()[0])
     print(f"{size / 1e6:.0f} MB of at most {MOST_BYTES / 1e6:.0f}")
     run("outpace --version && outpace serve --help > /dev/null", variables, user, {})
@@ -76,7 +77,7 @@ def run(command: str, variables: dict[str, str], user: str, mounts: dict[str, st
         elif not place.exists():
             place.touch()
         script.append(f"mount --bind {shlex.quote(source)} {shlex.quote(str(place))}")
-    script.append(f"exec chroot --userspec={user} {ROOT} /bin/sh -ec {shlex.quote(command)}")
+    script.append(f"exec {shutil.which('chroot')} --userspec={user} {ROOT} /bin/sh -ec {shlex.quote(command)}")
     subprocess.run(["unshare", "--mount", "sh", "-ec", "\n".join(script)], check=True, env=GIVEN | PLACES | variables)
 
 

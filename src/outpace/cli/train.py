@@ -322,7 +322,9 @@ def _with_options(command: Callable[..., None], settings: "type[RegenerateSettin
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     for name, field in settings.model_fields.items():
-        annotation = Annotated[field.annotation, made(name, field.description)]
-        parameters.append(inspect.Parameter(name, kind, default=field.default, annotation=annotation))
+        about = made(name, field.description)
+        parameters.append(
+            inspect.Parameter(name, kind, default=field.default, annotation=Annotated[field.annotation, about])
+        )
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
