@@ -68,7 +68,7 @@ wheels: $(READY) ## The sdist, and a wheel with compiled kernels for each platfo
 	for folder in build/libraries/*; do OUTPACE_LIBRARIES=$$folder $(BIN)/python -m build --wheel || exit 1; done
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
-	test -z "$$(find dist -name '*.whl' -size +30M)"
+	test -z "$$(find dist -name '*.whl' -size +30000000c)"
 
 $(READY): pyproject.toml constraints/cpu.txt
 	@echo "setting up .venv: torch, transformers and others, a minute or two"

@@ -320,7 +320,8 @@ PROCESSORS: dict[type[LogitsProcessor], tuple[str, Callable[[Any, int], Any]]] =
 # Settings of a processor that change its meaning, with the value that we compute.
 USUAL_SETTINGS = {"filter_value": -float("inf"), "min_tokens_to_keep": 1, "prompt_ignore_length": None}
 # Arguments of the model's forward that change nothing or are honoured here.
-KNOWN_ARGUMENTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+CACHES = ("cache", "past_key_values")  # its names in transformers from 5.24 on, and before
+KNOWN_ARGUMENTS = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES})
 RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -413,9 +414,10 @@ def unpadded_rows(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int
     foreign = sorted(given.keys() - KNOWN_ARGUMENTS)
     if foreign:
         raise InvalidRequest(f"{', '.join(foreign)}: not supported; only input_ids and attention_mask are")
-    cache = given.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-        raise InvalidRequest("past_key_values: a cache of yours cannot be used; leave it out")
+    for name in CACHES:
+        cache = given.get(name)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+            raise InvalidRequest(f"{name}: a cache of yours cannot be used; leave it out")
     mask = given["attention_mask"].bool() if "attention_mask" in given else torch.ones_like(input_ids).bool()  # [B, P]
     if mask.shape != input_ids.shape or not bool(mask[:, -1].all()) or bool((mask[:, :-1] & ~mask[:, 1:]).any()):
         raise InvalidRequest("attention_mask: padding must be on the left (tokenizer.padding_side = 'left')")
