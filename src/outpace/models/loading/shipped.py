@@ -43,6 +43,8 @@ class TargetFacts(BaseModel):
         names: patterns, as of `fnmatch`, of names as `_plain` writes them.
         default_method: the fastest where the target's passes run in compiled kernels, by measurement; None for the
             default of the first kind that ships.
+        transitions: the target whose transition counts serve this one too, since they have one vocabulary; None for its
+            own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,6 +57,7 @@ class TargetFacts(BaseModel):
     tokens_sha256: str
     names: tuple[str, ...]
     default_method: str | None = None
+    transitions: str | None = None
 
     def fits(self, config: "PretrainedConfig") -> bool:
         """Whether a model has this shape."""
@@ -142,8 +145,8 @@ def shipped_for(name: str, config: "PretrainedConfig | None" = None, codec: Text
         config = read_config(resolve(name)) if config is None else config
         codec = read_tokenizer(resolve(name)) if codec is None else codec
         if facts.fits(config) and vocabulary_hash(codec, facts.tokens) == facts.tokens_sha256:
-            transitions = folder / TRANSITIONS
-            found = transitions if transitions.is_file() else None
+            own = [root / (facts.transitions or target) / TRANSITIONS for root in (folder.parent, shipped_folder())]
+            found = next((file for file in own if file.is_file()), None)  # fetched folders hold drafters alone
             return Shipment(target, drafters_in(folder), found, facts.default_method)
     return Shipment()
 
