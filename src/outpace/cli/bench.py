@@ -115,7 +115,14 @@ def bench(
         from outpace.bench.endpoint import EndpointPlan
 
         server_plan = EndpointPlan(
-            items, params, levels or (1,), chosen, loading.budget, tuple(warm_items), check, request_rate
+            items,
+            params,
+            levels or (1,),
+            chosen,
+            loading.budget,
+            warm_items=warm_items,
+            check=check,
+            request_rate=request_rate,
         )
         _bench_endpoint(endpoint, api_key, loading.model, server_plan, out, as_json)
         return
