@@ -47,7 +47,7 @@ class Block {
     vectors = (queries_ + kLanes - 1) / kLanes;
     amx_ = !kIsFloats && width_ % 32 == 0 && has_amx();
     by_key_ = !amx_ && queries_ <= kMostByKey && width_ % kLanes == 0;
-    pairs_ = !kIsFloats && kMultipliesPairs && (amx_ || by_key_);
+    pairs_ = !kIsFloats && kMultipliesPairs && (amx_ || by_key_ || (kMostByKey == 0 && width_ % 2 == 0));
     words_ = pairs_ ? width_ / 2 : width_;
     look(part, first, rows);
     if (query) take_queries(query + size_t(part.start + first) * query_stride + size_t(kv_head) * group * width_, query_stride);
@@ -76,7 +76,7 @@ class Block {
       if constexpr (kVectorsAtOnce > 1)
         if (!ends_here_ && width_ % kSharedAtOnce == 0) {
           for (; v + kVectorsAtOnce <= vectors; v += kVectorsAtOnce) take<kVectorsAtOnce>(v, sums);
-          if (v + 2 == vectors) take<2>(v, sums), v += 2;
+          if (v + 2 <= vectors) take<2>(v, sums), v += 2;
         }
       for (; v < vectors; ++v) take<1>(v, sums);
     }
@@ -163,12 +163,12 @@ class Block {
   }
 
   void take_queries(const float* query, int stride) {
-    query_.assign(size_t(vectors) * width_ * kLanes, 0);
+    query_.assign(size_t(vectors) * words_ * kLanes, 0);
     const int step = by_key_ ? 1 : kLanes;
     for (int row = 0, each = 0; each < queries_; ++row)
       for (int head = 0; head < group_; ++head, ++each) {
         const float* from = query + size_t(row) * stride + head * width_;
-        float* to = &query_[size_t(each / kLanes) * width_ * kLanes] + each % kLanes * (by_key_ ? words_ : 1);
+        float* to = &query_[size_t(each / kLanes) * words_ * kLanes] + each % kLanes * (by_key_ ? words_ : 1);
         if (pairs_) take_pairs(from, width_, to, step);
         else
           for (int d = 0; d < width_; ++d) to[d * step] = from[d];
@@ -262,7 +262,7 @@ class Block {
 
   // Scores of turned keys and a vector's queries, rows so many numbers apart.
   void score_by_key(const float* turned, const float* scales, int count, int v, float* out, int stride) {
-    const float* query = &query_[size_t(v) * width_ * kLanes];
+    const float* query = &query_[size_t(v) * words_ * kLanes];
     for (int at = 0; at < count; at += kTurned, turned += kTurned * words_) {
       if (pairs_) score_queries<true>(turned, words_, query, lanes_of(v), out + at, stride);
       else score_queries<false>(turned, words_, query, lanes_of(v), out + at, stride);
@@ -330,21 +330,28 @@ class Block {
 
   // Scores of keys; `scales`: of int8.
   void score_rows(const void* keys, const float* scales, int count, int v, float* out) {
-    const float* query = &query_[size_t(v) * width_ * kLanes];
+    const float* query = &query_[size_t(v) * words_ * kLanes];
 #if OUTPACE_AMX
     if (amx_) score_tiles((const uint16_t*)keys, width_, count, (const uint16_t*)query, out);
     else
 #endif
-    score_keys((const float*)keys, width_, count, query, out);
+    score_vectors<1, kKeysAtOnce>(keys, count, query, out);
     for (int at = 0; kIsBytes && at < count; ++at)
       store(out + at * kLanes, load(out + at * kLanes) * scales[at]);
+  }
+
+  template <int V, int K>
+  void score_vectors(const void* keys, int count, const float* query, float* out) const {
+    constexpr int step = kTile * kLanes;
+    if (pairs_) score_keys<NumberPairs, V, K>((const float*)keys, words_, count, query, out, step);
+    else score_keys<SingleNumbers, V, K>((const float*)keys, words_, count, query, out, step);
   }
 
   // Scores of a tile that is stored in order, for V vectors of queries.
   template <int V>
   void score_together(int v) {
-    const float* query = &query_[size_t(v) * width_ * kLanes];
-    score_shared<V>((const float*)tile_keys_, width_, together_, query, scores_, kTile * kLanes);
+    const float* query = &query_[size_t(v) * words_ * kLanes];
+    score_vectors<V, kSharedAtOnce>(tile_keys_, together_, query, scores_);
     for (int each = 0; each < V; ++each) {
       float* scores = scores_ + each * kTile * kLanes;
       for (int at = 0; kIsBytes && at < together_; ++at)

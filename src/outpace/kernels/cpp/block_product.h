@@ -4,18 +4,24 @@
 // A row is rounded to 8-bit integers with a scale for each 32 of them. Products within a block are integers, whose sums
 // are exact; blocks are summed in float in the order of inputs. So each number of a result is batch-invariant.
 #pragma once
-#include "formats.h"
+#include "codes.h"
 #include "rows.h"
+#include <type_traits>
 
 // Registers hold a product's sums only where loops over them are unrolled; portable code would become too long.
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
 #define UNROLL _Pragma("GCC unroll 8")
 #else
 #define UNROLL
 #endif
 
-constexpr int kBlockVectors = kOutputs / kLanes;
-constexpr int kBlockRows = 4;  // of a product at a time: as many as registers hold sums for
+// Rows of a product at a time, as many as registers hold sums for; and from how many on codes are unpacked first, where
+// that costs anything. Products of matrices need codes in pairs, which are made once for all rows.
+#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int kBlockRows = 8, kMostPacked = 3;
+#else
+constexpr int kBlockRows = 4, kMostPacked = 4;
+#endif
 
 // Rows of activations: 8-bit integers, their scales, sums of 16, and -scale * sum of 32.
 struct Parts {
@@ -26,80 +32,6 @@ struct Parts {
   int32_t stride, inputs;
 };
 
-typedef uint8_t CodeLanes __attribute__((vector_size(4 * kLanes)));
-typedef int16_t PairLanes __attribute__((vector_size(4 * kLanes)));
-
-static inline CodeLanes load_codes(const uint8_t* from) {
-  CodeLanes codes;
-  std::memcpy(&codes, from, sizeof codes);
-  return codes;
-}
-
-// Bytes `value` where a bit of `bits` is set.
-static inline CodeLanes spread_bits(const uint8_t* bits, uint8_t value) {
-#if defined(__AVX512BW__)
-  uint64_t mask;
-  std::memcpy(&mask, bits, 8);
-  return (CodeLanes)_mm512_maskz_set1_epi8(mask, char(value));
-#elif defined(__AVX2__)
-  uint32_t four;
-  std::memcpy(&four, bits, 4);
-  const __m256i places = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
-  const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201ull));
-  const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int32_t(four)), places), each);
-  return (CodeLanes)_mm256_and_si256(_mm256_cmpeq_epi8(spread, each), _mm256_set1_epi8(char(value)));
-#else
-  CodeLanes spread;
-  for (int at = 0; at < 4 * kLanes; ++at) spread[at] = bits[at / 8] >> at % 8 & 1 ? value : 0;
-  return spread;
-#endif
-}
-
-template <int32_t Id>
-static inline CodeLanes look_up(CodeLanes codes) {
-  const uint8_t* table = table_of<Id>();
-#if defined(__AVX512BW__)
-  return (CodeLanes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)codes);
-#elif defined(__AVX2__)
-  return (CodeLanes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), (__m256i)codes);
-#else
-  CodeLanes found;
-  for (int at = 0; at < 4 * kLanes; ++at) found[at] = table[codes[at]];
-  return found;
-#endif
-}
-
-// The codes of 4 inputs of the outputs of vector `v` of a panel.
-template <class F>
-static inline CodeLanes codes_at(const uint8_t* block, int group, int v) {
-  const int half = v * kLanes / 16, bytes = v * kLanes % 16 * 4;
-  if constexpr (F::codes == kBytes) return load_codes(block + group * 128 + half * 64 + bytes);
-  const CodeLanes stored = load_codes(block + (F::codes == kNibbles ? group : group / 2) * 64 + bytes);
-  const int shift = F::codes == kNibbles ? 4 * half : 4 * (group % 2) + 2 * half;
-  typedef uint16_t Wide __attribute__((vector_size(4 * kLanes)));  // bytes have no shift
-  CodeLanes codes = (CodeLanes)((Wide)stored >> shift) & uint8_t(F::codes == kNibbles ? 15 : 3);
-  if constexpr (F::has_pairs) {
-    const CodeLanes high = load_codes(block + F::code_bytes + group / 2 * 64 + bytes);
-    const int place = 4 * (group % 2) + 2 * half;  // of the two bits in a byte, which go to bits 4 and 5
-    codes |= (CodeLanes)(place < 4 ? (Wide)high << (4 - place) : (Wide)high >> (place - 4)) & uint8_t(48);
-  }
-  for (int plane = 0; plane < F::planes; ++plane)
-    codes |= spread_bits(block + F::code_bytes + (group * F::planes + plane) * 16 + half * 8 + bytes / 8,
-                         uint8_t(1 << (int(F::codes) + plane)));
-  if constexpr (F::has_table) codes = look_up<F::id>(codes);
-  return codes;
-}
-
-// The codes of a block in whole bytes, unpacked once for several groups of rows: [groups][32][4].
-template <class F>
-static inline void expand(const uint8_t* block, uint8_t* to) {
-  for (int group = 0; group < F::groups; ++group)
-    for (int v = 0; v < kBlockVectors; ++v, to += sizeof(CodeLanes)) {
-      const CodeLanes codes = codes_at<F>(block, group, v);
-      std::memcpy(to, &codes, sizeof codes);
-    }
-}
-
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__) && defined(__AVXVNNI__)) || !defined(__AVX2__)
 // How many groups of 4 inputs are summed before a sum is widened; 0 where nothing needs widening.
 template <class F>
@@ -109,6 +41,8 @@ static constexpr int groups_of_pairs() { return 0; }
 template <class F>
 static constexpr int groups_of_pairs() { return F::largest == 255 ? 1 : 32767 / (2 * 127 * F::largest); }
 #endif
+
+typedef int16_t PairLanes __attribute__((vector_size(4 * kLanes)));
 
 // Each lane: sum + 4 codes times 4 numbers.
 static inline IntLanes add_products(IntLanes sum, CodeLanes codes, int32_t four) {
@@ -153,52 +87,60 @@ static inline IntLanes widen_pairs(PairLanes pairs) {
 }
 #endif
 
-// Lanes of bytes, halves and exponents as floats. Of packed bytes the low or the high half.
-template <Scale S>
-static inline Lanes byte_lanes(const uint8_t* from, int half = 0) {
-  uint8_t unpacked[kLanes];
-  if constexpr (S == kPacked) {
-    for (int lane = 0; lane < kLanes; ++lane) unpacked[lane] = half ? from[lane] >> 4 : from[lane] & 15;
-    from = unpacked;
-  }
-#if defined(__AVX512F__)
-  const __m128i own = _mm_loadu_si128((const __m128i*)from);
-  return (Lanes)_mm512_cvtepi32_ps(S == kSigned ? _mm512_cvtepi8_epi32(own) : _mm512_cvtepu8_epi32(own));
-#elif defined(__AVX2__)
-  const __m128i own = _mm_loadl_epi64((const __m128i*)from);
-  return (Lanes)_mm256_cvtepi32_ps(S == kSigned ? _mm256_cvtepi8_epi32(own) : _mm256_cvtepu8_epi32(own));
-#else
-  Lanes lanes;
-  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = S == kSigned ? float(int8_t(from[lane])) : float(from[lane]);
-  return lanes;
-#endif
-}
-
-static inline Lanes half_lanes(const uint8_t* from) {
-#if defined(__AVX512F__)
-  return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__AVX2__) && defined(__F16C__)
-  return (Lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-#else
-  Lanes lanes;
-  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = half_at(from + 2 * lane);
-  return lanes;
-#endif
-}
-
+#if defined(__aarch64__)
 template <class F>
-static inline Lanes unit_lanes(const uint8_t* block, int v) {
-  if constexpr (F::unit == kHalf) return half_lanes(block + F::units_at + 2 * v * kLanes);
-  Lanes lanes;
-  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = from_exponent(block[F::units_at + v * kLanes + lane]);
-  return lanes;
+using CodeBytes = typename std::conditional<F::largest == 255, UnsignedBytes, SignedBytes>::type;
+
+// Add products of a part's codes, as `expand` pairs them, by rows in pairs.
+template <class F, int R, int V>
+static inline void add_matrices(const uint8_t* codes, const int8_t* numbers, int stride, IntLanes (&whole)[R][V]) {
+  constexpr int P = (R + 1) / 2;
+  int32x4_t sums[P][V][2];
+UNROLL
+  for (int p = 0; p < P; ++p)
+UNROLL
+    for (int each = 0; each < V; ++each)  // what a row begins with is the same in all lanes
+      sums[p][each][0] = sums[p][each][1] = vzip1q_s32((int32x4_t)whole[2 * p][each], (int32x4_t)whole[std::min(2 * p + 1, R - 1)][each]);
+UNROLL
+  for (int group = 0; group < F::shared / 4; group += 4) {
+    uint8x16_t pairs[P][2];
+UNROLL
+    for (int p = 0; p < P; ++p) {
+      const int8_t* own = numbers + 2 * p * stride + 4 * group;
+      pair_rows(own, 2 * p + 1 < R ? own + stride : own, pairs[p]);
+    }
+UNROLL
+    for (int half = 0; half < 2; ++half)
+UNROLL
+      for (int each = 0; each < V; ++each)
+UNROLL
+        for (int side = 0; side < 2; ++side) {
+          const uint8x16_t own = vld1q_u8(codes + (group / 2 + half) * 256 + 32 * each + 16 * side);
+UNROLL
+          for (int p = 0; p < P; ++p) sums[p][each][side] = CodeBytes<F>::add_matrix(sums[p][each][side], own, pairs[p][half]);
+        }
+  }
+UNROLL
+  for (int r = 0; r < R; ++r)
+UNROLL
+    for (int each = 0; each < V; ++each) whole[r][each] = (IntLanes)sums_of_row(sums[r / 2][each][0], sums[r / 2][each][1], r % 2);
+}
+#endif
+
+// What codes are too large by, as they are multiplied.
+template <class F>
+static constexpr int offset_of() {
+#if defined(__aarch64__)
+  return F::largest == 255 ? F::offset - 128 + UnsignedBytes::offset : F::offset;
+#else
+  return groups_of_pairs<F>() == 1 && F::largest == 255 ? F::offset - 128 : F::offset;
+#endif
 }
 
 // The integer sums of V vectors of outputs over one part, of which the codes' offset is taken off.
 template <class F, int R, int V, bool Expanded>
 static inline void sum_part(const uint8_t* codes_of, const Parts& x, int first, int part, int at, int v, IntLanes (&whole)[R][V]) {
-  constexpr int groups = F::shared / 4, pairs = groups_of_pairs<F>();
-  constexpr int offset = pairs == 1 && F::largest == 255 ? F::offset - 128 : F::offset;
+  constexpr int groups = F::shared / 4, pairs = groups_of_pairs<F>(), offset = offset_of<F>();
 UNROLL
   for (int r = 0; r < R; ++r) {
     int32_t start = 0;
@@ -209,6 +151,10 @@ UNROLL
 UNROLL
     for (int each = 0; each < V; ++each) whole[r][each] = IntLanes{} + start;
   }
+#if defined(__aarch64__)
+  const int8_t* numbers = x.numbers + size_t(first) * x.stride + at;
+  if constexpr (Expanded && kMultipliesMatrices) return add_matrices<F, R, V>(codes_of + part * groups * 128 + v * 32, numbers, x.stride, whole);
+#endif
   const auto take_codes = [&](int group, int each) {
     if constexpr (Expanded) return load_codes(codes_of + (part * groups + group) * 128 + (v + each) * sizeof(CodeLanes));
     else return codes_at<F>(codes_of, part * groups + group, v + each);
@@ -218,6 +164,22 @@ UNROLL
     std::memcpy(&four, x.numbers + size_t(first + r) * x.stride + at + 4 * group, 4);
     return four;
   };
+#if defined(__aarch64__)
+UNROLL
+  for (int group = 0; group < groups; group += 4) {
+    Words four[R];
+UNROLL
+    for (int r = 0; r < R; ++r) four[r] = load_words(numbers + size_t(r) * x.stride + 4 * group);
+    for_each<4>([&](auto index) INLINE {
+UNROLL
+      for (int each = 0; each < V; ++each) {
+        const uint8x16_t codes = (uint8x16_t)take_codes(group + index, each);
+UNROLL
+        for (int r = 0; r < R; ++r) whole[r][each] = (IntLanes)CodeBytes<F>::template add<index>((int32x4_t)whole[r][each], codes, four[r]);
+      }
+    });
+  }
+#else
   if constexpr (pairs == 0) {
 UNROLL
     for (int group = 0; group < groups; ++group) {
@@ -249,6 +211,7 @@ UNROLL
     }
 #endif
   }
+#endif
 }
 
 // -scale * sum of the integers of a row that share a minimum.
@@ -274,13 +237,17 @@ struct Lines {
   }
 };
 
-// A panel's sums over one block at R rows, added to `sums`.
+// A panel's sums over one block at R rows, added to `out`.
 template <class F, int R, bool Expanded>
-static inline void multiply_block(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first, int input, Lanes (&sums)[R][kBlockVectors]) {
-  constexpr int V = kLanes == 8 && R == 1 ? 4 : 2;  // vectors of outputs at a time
+static inline void multiply_block(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first, int input, float (*out)[kOutputs]) {
+  constexpr int V = kLanes <= 8 && R == 1 ? 4 : 2;  // vectors of outputs at a time
 UNROLL
   for (int v = 0; v < kBlockVectors; v += V) {
-    Lanes unit[V], least[V];
+    Lanes unit[V], least[V], sums[R][V];
+UNROLL
+    for (int r = 0; r < R; ++r)
+UNROLL
+      for (int each = 0; each < V; ++each) sums[r][each] = load(out[r] + (v + each) * kLanes);
 UNROLL
     for (int each = 0; each < V; ++each) {
       unit[each] = unit_lanes<F>(block, v + each);
@@ -304,44 +271,33 @@ UNROLL
 UNROLL
         for (int r = 0; r < R; ++r) {
           const size_t index = size_t(first + r) * (x.inputs / kPart) + at / kPart;
-          Lanes& sum = sums[r][v + each];
+          Lanes& sum = sums[r][each];
           sum = fma(__builtin_convertvector(whole[r][each], Lanes), scale * x.scales[index], sum);
           if constexpr (F::has_minimum) sum = fma(minimum, all(less_of<F>(x, first + r, index, at)), sum);
         }
       }
     }
+UNROLL
+    for (int r = 0; r < R; ++r)
+UNROLL
+      for (int each = 0; each < V; ++each) store(out[r] + (v + each) * kLanes, sums[r][each]);
   }
-}
-
-template <class F, int R, bool Expanded>
-static inline void add_block(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first, int input, float (*out)[kOutputs]) {
-  Lanes sums[R][kBlockVectors];
-UNROLL
-  for (int r = 0; r < R; ++r)
-UNROLL
-    for (int v = 0; v < kBlockVectors; ++v) sums[r][v] = load(out[first + r] + v * kLanes);
-  multiply_block<F, R, Expanded>(block, codes_of, ahead, x, first, input, sums);
-UNROLL
-  for (int r = 0; r < R; ++r)
-UNROLL
-    for (int v = 0; v < kBlockVectors; ++v) store(out[first + r] + v * kLanes, sums[r][v]);
 }
 
 template <class F, int R, bool Expanded>
 static inline void add_rest(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first,
                             int count, int input, float (*out)[kOutputs]) {
-  if (count == R) add_block<F, R, Expanded>(block, codes_of, ahead, x, first, input, out);
+  if (count == R) multiply_block<F, R, Expanded>(block, codes_of, ahead, x, first, input, out + first);
   else if constexpr (R > 1) add_rest<F, R - 1, Expanded>(block, codes_of, ahead, x, first, count, input, out);
 }
-
 
 // Of one row, kept in registers through the panel.
 template <class F>
 static inline void multiply_row(const uint8_t* panel, const Parts& x, float* out) {
-  Lanes sums[1][kBlockVectors] = {};
+  float sums[1][kOutputs] = {};
   for (int input = 0; input < x.inputs; input += F::inputs, panel += F::bytes)
     multiply_block<F, 1, false>(panel, panel, {panel, 0, (F::bytes + 63) / 64}, x, 0, input, sums);
-  for (int v = 0; v < kBlockVectors; ++v) store(out + v * kLanes, sums[0][v]);
+  std::memcpy(out, sums, sizeof sums);
 }
 
 // The 32 outputs of a panel at all rows.
@@ -350,7 +306,8 @@ static inline void multiply_block_panel(int32_t format, const uint8_t* panel, co
     using F = decltype(form);
     if (rows == 1) return multiply_row<F>(panel, x, out[0]);
     std::memset(out, 0, sizeof(float) * kOutputs * rows);
-    const bool expands = (F::planes > 0 || F::has_pairs || F::has_table) && rows > kBlockRows;
+    constexpr bool unpacks = F::planes > 0 || F::has_pairs || F::has_table || kMostPacked < kBlockRows;
+    const bool expands = unpacks && rows > kMostPacked;
     alignas(64) uint8_t expanded[F::inputs * kOutputs];
     const uint8_t* block = panel;
     for (int input = 0; input < x.inputs; input += F::inputs, block += F::bytes) {
@@ -360,7 +317,7 @@ static inline void multiply_block_panel(int32_t format, const uint8_t* panel, co
         const int count = std::min(kBlockRows, rows - first);
         const Lines ahead = {block, lines * first / rows, lines * (first + count) / rows};
         if (expands) add_rest<F, kBlockRows, true>(block, expanded, ahead, x, first, count, input, out);
-        else add_rest<F, kBlockRows, false>(block, block, ahead, x, first, count, input, out);
+        else add_rest<F, kMostPacked, false>(block, block, ahead, x, first, count, input, out);
       }
     }
   });

@@ -7,8 +7,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -33,7 +36,7 @@ static inline Lanes load(const float* from) {
 
 static inline void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
-static inline Lanes all(float number) { return Lanes{} + number; }
+static inline Lanes all(float number) { return number - Lanes{}; }  // + 0 would be an instruction: it changes -0
 
 // a * b + c, rounded once where the instruction set can.
 static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
@@ -41,6 +44,8 @@ static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -63,6 +68,9 @@ static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 static inline float sum(Lanes lanes) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)lanes);
+#elif defined(__aarch64__)
+  const float32x4_t own = (float32x4_t)lanes;
+  return vaddv_f32(vadd_f32(vget_low_f32(own), vget_high_f32(own)));
 #else
   float each[kLanes];
   store(each, lanes);
@@ -72,26 +80,14 @@ static inline float sum(Lanes lanes) {
 #endif
 }
 
-// The sums of the lanes of four vectors, each by the same tree of additions.
-static inline void sum_four(const Lanes* lanes, float* out) {
-#if defined(__AVX512F__)
-  const auto pairs = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
-  const __m512d low = _mm512_castps_pd(pairs((__m512)lanes[0], (__m512)lanes[1]));
-  const __m512d high = _mm512_castps_pd(pairs((__m512)lanes[2], (__m512)lanes[3]));
-  const __m512 quarters = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
-                                        _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
-  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quarters),
-                                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(quarters), 1)));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
-#else
-  for (int each = 0; each < 4; ++each) out[each] = sum(lanes[each]);
-#endif
-}
-
 static inline float largest(Lanes lanes) {
+#if defined(__aarch64__)
+  return vmaxnmvq_f32((float32x4_t)lanes);
+#else
   float found = lanes[0];
   for (int lane = 1; lane < kLanes; ++lane) found = lanes[lane] > found ? lanes[lane] : found;
   return found;
+#endif
 }
 
 // The nearest whole numbers, the even one of two as near: adding so much leaves no room for a fraction.
@@ -112,6 +108,45 @@ static inline Lanes exponential(Lanes x) {
   p = fma(p, rest * rest, rest + 1.0f);
   IntLanes power = (__builtin_convertvector(n, IntLanes) + 127) << 23;
   return p * (Lanes)power;
+}
+
+#define INLINE __attribute__((always_inline))  // of lambdas: those that are called keep what they name in memory
+
+template <class Work, int... Index>
+static inline void for_each_of(std::integer_sequence<int, Index...>, Work work) {
+  (work(std::integral_constant<int, Index>()), ...);
+}
+
+// `work` for the indices below `Count`, as constants.
+template <int Count, class Work>
+static inline void for_each(Work work) { for_each_of(std::make_integer_sequence<int, Count>(), work); }
+
+// Words of 32 bits of a row, of which each multiplies a vector: a float, two numbers in bfloat16 or four bytes. NEON
+// multiplies by one of four words in a register; other instruction sets fetch a word to all lanes.
+#if defined(__aarch64__)
+constexpr int kWords = 4;
+typedef uint32x4_t Words;
+#else
+constexpr int kWords = 1;
+typedef uint32_t Words;
+#endif
+
+static inline Words load_words(const void* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+
+// sum + numbers times word `Index`, which is a float.
+template <int Index>
+static inline Lanes add_float(Lanes sum, Lanes numbers, Words words) {
+#if defined(__aarch64__)
+  return (Lanes)vfmaq_laneq_f32((float32x4_t)sum, (float32x4_t)numbers, (float32x4_t)words, Index);
+#else
+  float number;
+  std::memcpy(&number, &words, sizeof number);
+  return fma(all(number), numbers, sum);
+#endif
 }
 
 // bfloat16: the upper half of a float's bits, rounded to even.

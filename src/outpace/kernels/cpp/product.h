@@ -4,16 +4,20 @@
 // Each number of a result is one sum over the inputs in their order: results are batch-invariant.
 #pragma once
 #include "block_product.h"
+#include "neon.h"
 #include "pool.h"
 #include "rows.h"
+#include <array>
 
 constexpr int kPanel = 32;
 constexpr int kVectors = kPanel / kLanes;  // of a panel's outputs
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRowsAtOnce = 8;
 #else
 constexpr int kRowsAtOnce = 2;
 #endif
+// Vectors of outputs at a time: of 32 registers of NEON 16 keep sums.
+static constexpr int vectors_at_once(int rows) { return kLanes > 4 || rows <= 2 ? kVectors : rows <= 4 ? 4 : 2; }
 
 // How many inputs of one output lie side by side in a panel.
 static inline int inputs_together(int32_t kind) { return kind == kFloat32 || kind == kHalves ? 1 : kind == kInt8 ? 4 : 2; }
@@ -33,12 +37,6 @@ static inline size_t panel_bytes(const Matrix& m) {
   return size_t(padded(m.inputs)) * kPanel * width;
 }
 
-template <int R>
-static inline void store_sums(const Lanes (&sums)[R][kVectors], float (*out)[kPanel]) {
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
-}
-
 constexpr int kAhead = 8192;
 
 // Weights come from memory while several rows are computed: asked for two pages early, which hardware does not do.
@@ -50,15 +48,60 @@ static inline void fetch_ahead(const void* panel) {
   }
 }
 
-template <int R>
-static inline void multiply_float32(const float* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
-  Lanes sums[R][kVectors] = {};
-  for (int k = 0; k < inputs; ++k, panel += kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      const Lanes weight = load(panel + v * kLanes);
-      for (int r = 0; r < R; ++r) sums[r][v] = fma(all(rows[r][k]), weight, sums[r][v]);
-    }
-  store_sums<R>(sums, out);
+// Weights as they lie in a panel: so many numbers of an output side by side, and vectors of the first or second ones.
+struct Floats {
+  typedef float Number;
+  static constexpr int together = 1;
+  template <int Index>
+  static Lanes lanes(const float* from) { return load(from); }
+};
+
+struct Float16s {
+  typedef uint16_t Number;
+  static constexpr int together = 1;
+  template <int Index>
+  static Lanes lanes(const uint16_t* from) { return half_lanes((const uint8_t*)from); }
+};
+
+struct Bfloat16s {
+  typedef uint16_t Number;
+  static constexpr int together = 2;
+  template <int Index>
+  static Lanes lanes(const uint16_t* from) {
+    BitLanes both;
+    std::memcpy(&both, from, sizeof both);
+    return (Lanes)(Index ? both & 0xffff0000u : both << 16);
+  }
+};
+
+static inline Words float_words(const float* row) { return load_words(row); }
+
+static inline Words float_words(const uint16_t* row) {
+#if defined(__aarch64__)
+  return (Words)load_bfloat16(row);
+#else
+  return Words(*row) << 16;
+#endif
+}
+
+// Products in float32, of weights and rows that may be stored in other types.
+template <class Weights, int R, class Number>
+static inline void multiply_floats(const void* panel, const Number* const* rows, int inputs, float (*out)[kPanel]) {
+  constexpr int V = vectors_at_once(R), together = Weights::together, step = std::max(kWords, together);
+  for (int v = 0; v < kVectors; v += V) {
+    Lanes sums[R][V] = {};
+    const auto* own = (const typename Weights::Number*)panel + v * kLanes * together;
+    for (int k = 0; k < inputs; k += step, own += step * kPanel)
+      for (int each = 0; each < V; ++each)
+        for_each<step>([&](auto index) INLINE {
+          const auto* from = own + index / together * together * kPanel + each * kLanes * together;
+          const Lanes weight = Weights::template lanes<index % together>(from);
+          for (int r = 0; r < R; ++r)
+            sums[r][each] = add_float<index % kWords>(sums[r][each], weight, float_words(rows[r] + k + index / kWords * kWords));
+        });
+    for (int r = 0; r < R; ++r)
+      for (int each = 0; each < V; ++each) store(out[r] + (v + each) * kLanes, sums[r][each]);
+  }
 }
 
 #if defined(__AVX512BF16__)
@@ -83,45 +126,13 @@ static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* cons
 template <int R>
 static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* const* rows, int inputs,
                                      float (*out)[kPanel]) {
-  Lanes sums[R][kVectors] = {};
-  for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      BitLanes both;
-      std::memcpy(&both, panel + 2 * kLanes * v, sizeof both);
-      const Lanes even = (Lanes)(both << 16), odd = (Lanes)(both & 0xffff0000u);
-      for (int r = 0; r < R; ++r)
-        sums[r][v] = fma(all(as_float(rows[r][k + 1])), odd, fma(all(as_float(rows[r][k])), even, sums[r][v]));
-    }
-  store_sums<R>(sums, out);
+#if defined(__aarch64__) && OUTPACE_BFDOT
+  multiply_words<BfloatPairs, R>((const uint8_t*)panel, (const void* const*)rows, inputs / 2, out);
+#else
+  multiply_floats<Bfloat16s, R>(panel, rows, inputs, out);
+#endif
 }
 #endif
-
-// Weights in bfloat16, rows in float32: what a CPU does that multiplies no bfloat16.
-template <int R>
-static inline void multiply_widened(const uint16_t* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
-  Lanes sums[R][kVectors] = {};
-  for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      BitLanes both;
-      std::memcpy(&both, panel + 2 * kLanes * v, sizeof both);
-      const Lanes even = (Lanes)(both << 16), odd = (Lanes)(both & 0xffff0000u);
-      for (int r = 0; r < R; ++r)
-        sums[r][v] = fma(all(rows[r][k + 1]), odd, fma(all(rows[r][k]), even, sums[r][v]));
-    }
-  store_sums<R>(sums, out);
-}
-
-// Weights in float16, rows in float32.
-template <int R>
-static inline void multiply_halves(const uint16_t* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
-  Lanes sums[R][kVectors] = {};
-  for (int k = 0; k < inputs; ++k, panel += kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      const Lanes weight = half_lanes((const uint8_t*)(panel + v * kLanes));
-      for (int r = 0; r < R; ++r) sums[r][v] = fma(all(rows[r][k]), weight, sums[r][v]);
-    }
-  store_sums<R>(sums, out);
-}
 
 #if defined(__AVX512VNNI__)
 template <int R>
@@ -166,6 +177,11 @@ static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows
       for (int each = 0; each < 4; ++each) out[r][4 * v + each] = pairs[2 * each] + pairs[2 * each + 1];
     }
 }
+#elif defined(__aarch64__)
+template <int R>
+static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
+  multiply_words<UnsignedBytes, R>(panel, (const void* const*)rows, inputs / 4, out);
+}
 #else
 template <int R>
 static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
@@ -175,6 +191,12 @@ static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows
       for (int output = 0; output < kPanel; ++output)
         for (int each = 0; each < 4; ++each) out[r][output] += int32_t(panel[4 * output + each]) * rows[r][k + each];
 }
+#endif
+
+#if defined(__aarch64__)
+constexpr int kOffset = UnsignedBytes::offset;
+#else
+constexpr int kOffset = 128;
 #endif
 
 // Results of a panel, with the bias: stored, or added to what is there.
@@ -203,33 +225,28 @@ static inline void panel_rows(const Matrix& m, const Operand& from, int panel, i
   const char* weights = (const char*)m.panels + panel * panel_bytes(m);
   const int start = panel * kPanel, inputs = padded(m.inputs);
   float out[R][kPanel];
+  const auto rows_of = [&](auto number) INLINE {
+    std::array<const decltype(number)*, R> rows;
+    for (int r = 0; r < R; ++r) rows[r] = (const decltype(number)*)from.rows + size_t(first + r) * from.stride;
+    return rows;
+  };
   if (m.kind == kFloat32) {
-    const float* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
-    multiply_float32<R>((const float*)weights, rows, inputs, out);
+    multiply_floats<Floats, R>(weights, rows_of(float()).data(), inputs, out);
   } else if (m.kind == kBfloat16) {
-    const uint16_t* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const uint16_t*)from.rows + size_t(first + r) * from.stride;
-    multiply_bfloat16<R>((const uint16_t*)weights, rows, inputs, out);
+    multiply_bfloat16<R>((const uint16_t*)weights, rows_of(uint16_t()).data(), inputs, out);
   } else if (m.kind == kWidened) {
-    const float* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
-    multiply_widened<R>((const uint16_t*)weights, rows, inputs, out);
+    multiply_floats<Bfloat16s, R>(weights, rows_of(float()).data(), inputs, out);
   } else if (m.kind == kHalves) {
-    const float* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
-    multiply_halves<R>((const uint16_t*)weights, rows, inputs, out);
+    multiply_floats<Float16s, R>(weights, rows_of(float()).data(), inputs, out);
   } else {
     int32_t whole[R][kPanel];
-    const int8_t* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const int8_t*)from.rows + size_t(first + r) * from.stride;
-    multiply_int8<R>((const uint8_t*)weights, rows, inputs, whole);
+    multiply_int8<R>((const uint8_t*)weights, rows_of(int8_t()).data(), inputs, whole);
     for (int r = 0; r < R; ++r)
       for (int at = 0; at < kPanel; at += kLanes) {
         IntLanes sums;
         std::memcpy(&sums, whole[r] + at, sizeof sums);
         const Lanes unit = from.scales[first + r] * load(m.scales + start + at);
-        store(out[r] + at, __builtin_convertvector(sums - 128 * from.sums[first + r], Lanes) * unit);
+        store(out[r] + at, __builtin_convertvector(sums - kOffset * from.sums[first + r], Lanes) * unit);
       }
   }
   store_panel(m, panel, out, R, add, to + size_t(first) * stride, stride);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "neon.h"
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,8 +21,9 @@ constexpr int kTile = 64;  // positions between two looks at the largest score
 constexpr int kSummed = 32;  // positions summed before they are added
 constexpr int kKeysAtOnce = 8, kNumbersAtOnce = 8;  // as many sums as it takes to keep a core busy
 // Vectors of queries that share what is read of a key or value, 4 keys or numbers at a time. AVX2 broadcasts a number by
-// an instruction of its own, and has registers for 12 sums; AVX-512 broadcasts within a product.
-constexpr int kVectorsAtOnce = kLanes == 8 ? 3 : 1, kSharedAtOnce = 4;
+// an instruction of its own, and has registers for 12 sums; NEON has them for 16, and short vectors; AVX-512 broadcasts
+// within a product.
+constexpr int kVectorsAtOnce = kLanes == 16 ? 1 : kLanes == 8 ? 3 : 4, kSharedAtOnce = 4;
 
 // 2^x for x up to 126, and 2^-126 below that, with an error of 2^-23; of 2^-13 where `Roughly`, which is less than
 // rounding to bfloat16 leaves.
@@ -46,45 +48,40 @@ static inline Lanes power_of_two(Lanes x) {
 // The nearest numbers of bfloat16; of two as near the larger one.
 static inline Lanes as_bfloat16(Lanes x) { return (Lanes)(((BitLanes)x + 0x8000u) & 0xffff0000u); }
 
-// Scores of `count` keys and a vector of queries [width][kLanes]: [count, up to a multiple of kKeysAtOnce][kLanes].
-static inline void score_keys(const float* keys, int width, int count, const float* queries, float* out) {
-  for (int first = 0; first < count; first += kKeysAtOnce) {
-    const float* key[kKeysAtOnce];
-    for (int each = 0; each < kKeysAtOnce; ++each) key[each] = keys + size_t(std::min(first + each, count - 1)) * width;
-    Lanes sums[kKeysAtOnce] = {};
-    for (int d = 0; d < width; ++d) {
-      const Lanes numbers = load(queries + d * kLanes);
-      for (int each = 0; each < kKeysAtOnce; ++each) sums[each] = fma(all(key[each][d]), numbers, sums[each]);
-    }
-    for (int each = 0; each < kKeysAtOnce; ++each) store(out + (first + each) * kLanes, sums[each]);
-  }
-}
+// Numbers of keys by words of 32 bits: one in float32, or two in bfloat16.
+struct SingleNumbers {
+  template <int Index>
+  static Lanes add(Lanes sum, const float* queries, Words keys) { return add_float<Index>(sum, load(queries), keys); }
+  static Lanes add_one(Lanes sum, const float* queries, const float* key) { return fma(all(*key), load(queries), sum); }
+};
 
-// The same for V vectors of queries [V][width][kLanes], with `step` numbers from a vector's scores to the next one's.
-template <int V>
-static inline void score_shared(const float* keys, int width, int count, const float* queries, float* out, int step) {
-  for (int first = 0; first < count; first += kSharedAtOnce) {
-    const float* key[kSharedAtOnce];
-    for (int each = 0; each < kSharedAtOnce; ++each) key[each] = keys + size_t(std::min(first + each, count - 1)) * width;
-    Lanes sums[V][kSharedAtOnce] = {};
-    for (int d = 0; d < width; ++d) {
-      Lanes numbers[V];
-      for (int v = 0; v < V; ++v) numbers[v] = load(queries + (v * width + d) * kLanes);
-      for (int each = 0; each < kSharedAtOnce; ++each) {
-        const Lanes number = all(key[each][d]);
-        for (int v = 0; v < V; ++v) sums[v][each] = fma(number, numbers[v], sums[v][each]);
-      }
-    }
-    for (int v = 0; v < V; ++v)
-      for (int each = 0; each < kSharedAtOnce; ++each) store(out + v * step + (first + each) * kLanes, sums[v][each]);
+#if defined(__aarch64__) && OUTPACE_BFDOT
+struct NumberPairs {
+  template <int Index>
+  static Lanes add(Lanes sum, const float* queries, Words keys) {
+    return (Lanes)BfloatPairs::add<Index>((float32x4_t)sum, vld1q_u8((const uint8_t*)queries), keys);
   }
-}
+  static Lanes add_one(Lanes sum, const float* queries, const float* key) {
+    Words words = {};
+    std::memcpy(&words, key, sizeof *key);
+    return add<0>(sum, queries, words);
+  }
+};
+#else
+typedef SingleNumbers NumberPairs;
+#endif
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || (defined(__aarch64__) && OUTPACE_BFDOT)
 constexpr bool kMultipliesPairs = true;
 
 // Put one query into places so many apart, as into its lane of a vector [width / 2][kLanes]: two numbers in bfloat16 each.
 static inline void take_pairs(const float* query, int width, float* to, int step) {
+#if defined(__aarch64__)
+  for (int d = 0; d < width; d += 2, to += step) {
+    const uint16_t pair[2] = {to_bfloat16(query[d]), to_bfloat16(query[d + 1])};
+    std::memcpy(to, pair, sizeof pair);
+  }
+#else
   for (int d = 0; d < width; d += kLanes) {
     const int count = std::min(kLanes, width - d);
     const __m512 numbers = _mm512_maskz_loadu_ps(__mmask16((1 << count) - 1), query + d);
@@ -92,11 +89,38 @@ static inline void take_pairs(const float* query, int width, float* to, int step
     _mm256_storeu_si256((__m256i*)pairs, (__m256i)_mm512_cvtneps_pbh(numbers));
     for (int pair = 0; pair < count / 2; ++pair) to[(d / 2 + pair) * step] = pairs[pair];
   }
+#endif
 }
 #else
 constexpr bool kMultipliesPairs = false;
 static inline void take_pairs(const float*, int, float*, int) {}
 #endif
+
+// Scores of `count` keys [count][words] and V vectors of queries [V][words][kLanes]: [count, up to a multiple of K][kLanes]
+// each, with `step` numbers from a vector's scores to the next one's. K keys share what is read of queries.
+template <class Numbers, int V, int K>
+static inline void score_keys(const float* keys, int words, int count, const float* queries, float* out, int step) {
+  for (int first = 0; first < count; first += K) {
+    const float* key[K];
+    for (int each = 0; each < K; ++each) key[each] = keys + size_t(std::min(first + each, count - 1)) * words;
+    Lanes sums[V][K] = {};
+    int d = 0;
+    for (; d + kWords <= words; d += kWords) {
+      Words own[K];
+      for (int each = 0; each < K; ++each) own[each] = load_words(key[each] + d);
+      for_each<kWords>([&](auto index) INLINE {
+        for (int each = 0; each < K; ++each)
+          for (int v = 0; v < V; ++v)
+            sums[v][each] = Numbers::template add<index>(sums[v][each], queries + (v * words + d + index) * kLanes, own[each]);
+      });
+    }
+    for (; d < words; ++d)
+      for (int each = 0; each < K; ++each)
+        for (int v = 0; v < V; ++v) sums[v][each] = Numbers::add_one(sums[v][each], queries + (v * words + d) * kLanes, key[each] + d);
+    for (int v = 0; v < V; ++v)
+      for (int each = 0; each < K; ++each) store(out + v * step + (first + each) * kLanes, sums[v][each]);
+  }
+}
 
 // The value of a position and the weights that a vector of queries gives it.
 struct Weighted {
@@ -113,7 +137,10 @@ static inline void mix_values(const std::vector<Weighted>& even, const std::vect
       for (const Weighted& one : side ? odd : even) {
         const Lanes weights = load(one.weights);
         if (count == kNumbersAtOnce)
-          for (int d = 0; d < kNumbersAtOnce; ++d) sums[side][d] = fma(all(one.value[from + d]), weights, sums[side][d]);
+          for_each<kNumbersAtOnce>([&](auto d) INLINE {
+            const Words numbers = load_words(one.value + from + d / kWords * kWords);
+            sums[side][d] = add_float<d % kWords>(sums[side][d], weights, numbers);
+          });
         else
           for (int d = 0; d < count; ++d) sums[side][d] = fma(all(one.value[from + d]), weights, sums[side][d]);
       }
@@ -135,10 +162,10 @@ static inline void mix_shared(const float* values, int count, int width, const f
       for (int at = side; at < count; at += 2) {
         Lanes shares[V];
         for (int v = 0; v < V; ++v) shares[v] = load(weights + v * step + at * kLanes);
-        for (int d = 0; d < kSharedAtOnce; ++d) {
-          const Lanes number = all(values[size_t(at) * width + from + d]);
-          for (int v = 0; v < V; ++v) own[v][d] = fma(number, shares[v], own[v][d]);
-        }
+        for_each<kSharedAtOnce>([&](auto d) INLINE {
+          const Words numbers = load_words(values + size_t(at) * width + from + d / kWords * kWords);
+          for (int v = 0; v < V; ++v) own[v][d] = add_float<d % kWords>(own[v][d], shares[v], numbers);
+        });
       }
       std::memcpy(sums[side], own, sizeof own);
     }
