@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outpace.kernels.build import FLAGS, SOURCES
+from outpace.kernels.levels import FLAGS, SOURCES, InstructionLevel
+from scripts.build_kernels import TARGETS, zig_flags
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
@@ -19,17 +20,17 @@ ARM_ROOT = Path("/usr/aarch64-linux-gnu")
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler and what makes it compile for a machine."""
+    """A compiler, and for ziglang the name of what it compiles for."""
 
     command: tuple[str, ...]
-    is_zig: bool = False
+    target: str | None = None
 
-    def build(self, source: Path, flags: tuple[str, ...], folder: Path) -> Path:
+    def build(self, source: Path, flags: tuple[str, ...], folder: Path, suffix: str = "") -> Path:
         """A library or program of a source, kept in a folder until its sources or flags change."""
         digest = hashlib.sha256(repr((self.command, flags)).encode())
         for path in sorted(SOURCES.iterdir()) if source.parent == SOURCES else [source]:
             digest.update(path.read_bytes())
-        built = folder / f"{source.stem}-{digest.hexdigest()[:16]}"
+        built = folder / f"{source.stem}-{digest.hexdigest()[:16]}{suffix}"
         if not built.exists():
             command = [*self.command, *flags, str(source), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=900)
@@ -38,26 +39,26 @@ class Compiler:
 
 
 def compiler_named(name: str) -> Compiler:
-    """A compiler by its name, "zig" for the package ziglang; the test is skipped where it is missing."""
-    if name == "zig":
+    """A compiler by its name, or ziglang's by that of a target; the test is skipped where it is missing."""
+    if name in TARGETS:
         if importlib.util.find_spec("ziglang") is None:
-            pytest.skip("needs the package ziglang")
-        return Compiler((sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu.2.28"), is_zig=True)
+            pytest.skip("needs the package ziglang (`pip install ziglang`)")
+        return Compiler((sys.executable, "-m", "ziglang", "c++", "-target", TARGETS[name].triple), name)
     if shutil.which(name) is None:
         pytest.skip(f"needs the compiler {name}")
     return Compiler((name,))
 
 
-def kernels_by(compiler: Compiler, march: tuple[str, ...], folder: Path) -> Path:
-    """The library of an instruction set."""
-    if compiler.is_zig:
-        march = (march[0].replace("-march=arm", "-mcpu=generic+").replace(".", "_").replace("-a", "a", 1),)
-    return compiler.build(SOURCES / "kernels.cpp", (*FLAGS, *march), folder)
+def kernels_by(compiler: Compiler, level: InstructionLevel, folder: Path, suffix: str = "") -> Path:
+    """The library of a level."""
+    own = level.flags if compiler.target is None else tuple(zig_flags(TARGETS[compiler.target], level))
+    return compiler.build(SOURCES / "kernels.cpp", (*FLAGS, *own), folder, suffix)
 
 
-def driver_by(compiler: Compiler, folder: Path) -> Path:
+def driver_by(compiler: Compiler, folder: Path, suffix: str = "") -> Path:
     """The driver for the same machine."""
-    return compiler.build(DRIVER, ("-std=c++17", "-O2", "-pthread", "-ldl"), folder)
+    links = () if suffix == ".exe" else ("-ldl",)
+    return compiler.build(DRIVER, ("-std=c++17", "-O2", "-pthread", *links), folder, suffix)
 
 
 def failures(command: tuple[str, ...], driver: Path, library: Path, scripts: list[Path]) -> list[str]:

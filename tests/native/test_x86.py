@@ -1,23 +1,17 @@
-"""The kernels of this machine without Python, as compiled for it and for each level of x86 that it has."""
+"""The kernels of x86 without Python: as compiled for this machine, for each level that it has, and for Windows."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from outpace.kernels.build import build
 from outpace.kernels.instructions import cpu_flags, has_tiles
+from outpace.kernels.levels import LEVELS, InstructionLevel
 from tests.native.libraries import compiler_named, driver_by, failures, kernels_by
 from tests.unit.models.tiny import needs_kernels
 
-LEVELS = {
-    ("-march=x86-64",): "sse2",
-    ("-march=x86-64-v3",): "avx2 fma f16c movbe",
-    ("-march=x86-64-v3", "-mavxvnni"): "avx2 fma avx_vnni",
-    ("-march=x86-64-v4",): "avx512f avx512bw avx512dq avx512vl",
-    ("-march=x86-64-v4", "-mavx512vnni"): "avx512vl avx512_vnni",
-    ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"): "avx512vl avx512_vnni avx512_bf16",
-}
-"""Flags, and what a processor must have."""
+OF_X86 = [level for level in LEVELS if level.architecture == "x86_64" and level.name != "amx"]
 
 
 @needs_kernels
@@ -27,11 +21,31 @@ def test_this_machine(folder: Path, scripts: list[Path]) -> None:
     assert failures((), driver_by(compiler_named("g++"), folder), build().path, fitting) == []
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("march", LEVELS, ids=" ".join)
-def test_level(march: tuple[str, ...], folder: Path, scripts: list[Path]) -> None:
-    """Guards against code for lower levels, which no test on a machine of a higher one runs."""
-    if missing := set(LEVELS[march].split()) - set(cpu_flags().split()):
+def skip_without(level: InstructionLevel) -> None:
+    if missing := level.needed - set(cpu_flags().split()):
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("level", OF_X86, ids=lambda level: level.name)
+def test_level(level: InstructionLevel, folder: Path, scripts: list[Path]) -> None:
+    """Guards against code for lower levels, which no test on a machine of a higher one runs."""
+    skip_without(level)
     compiler = compiler_named("g++")
-    assert failures((), driver_by(compiler, folder), kernels_by(compiler, march, folder), scripts) == []
+    assert failures((), driver_by(compiler, folder), kernels_by(compiler, level, folder), scripts) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("level", OF_X86, ids=lambda level: level.name)
+def test_windows(level: InstructionLevel, folder: Path, scripts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against functions that are not exported, threads that do not start, and arguments that pass otherwise than
+    on Linux."""
+    skip_without(level)
+    wine = shutil.which("wine")
+    if wine is None:
+        pytest.skip("needs wine (`apt install wine64`)")
+    monkeypatch.setenv("WINEDEBUG", "-all")
+    monkeypatch.setenv("WINEPREFIX", str(folder / "wine"))
+    compiler = compiler_named("x86_64-windows")
+    library = kernels_by(compiler, level, folder, ".dll")
+    assert failures((wine,), driver_by(compiler, folder, ".exe"), library, scripts) == []
