@@ -10,7 +10,7 @@ from outpace.bench.sheet import UNLIMITED, Column, Sheet
 NAME = "outpace:draft=eagle3,retrieve=suffix,budget=31"
 FIGURES = ("speedup", "tokens_per_second", "throughput_ratio", "tokens_per_step")
 TIMES = [f"{name}_{which}ms" for name in ("ttft", "tpot") for which in ("", "p95_", "p99_")]
-ROW: dict[str, Any] = dict.fromkeys((*FIGURES, *TIMES), 1234.5)
+ROW: dict[str, Any] = dict.fromkeys((*FIGURES, *TIMES, "gap_p99_ms"), 1234.5)
 ROW |= dict.fromkeys(("reused", "accepted_per_drafted", "equal"), 1.0)
 ROW |= {"concurrency": 8, "method": NAME, "speedup_interval": (1.0, 2.0), "speedup_over_sets": None, "copied": {}}
 
