@@ -66,9 +66,13 @@ def compile_level(target: Target, level: InstructionLevel, out: Path) -> None:
     """
     path = out / library_name(level, target.system)
     with tempfile.TemporaryDirectory(dir=out) as folder:  # for Windows, import libraries are made too
-        built = Path(folder) / path.name
-        command = [sys.executable, "-m", "ziglang", "c++", *zig_flags(target, level), *FLAGS, "-s"]
-        subprocess.run([*command, str(SOURCES / "kernels.cpp"), "-o", str(built)], check=True)
+        built, part = Path(folder) / path.name, Path(folder) / "kernels.o"
+        zig = [sys.executable, "-m", "ziglang", "c++"]
+        flags = [flag for flag in FLAGS if flag != "-shared"]
+        source = str(SOURCES / "kernels.cpp")
+        subprocess.run([*zig, *zig_flags(target, level), *flags, "-c", source, "-o", str(part)], check=True)
+        # Linked without the level's instructions: zig then makes the C++ library of a target once, not for each level.
+        subprocess.run([*zig, "-target", target.triple, *FLAGS, "-s", str(part), "-o", str(built)], check=True)
         built.replace(path)
     print(f"{out.name}: {path.name}, {path.stat().st_size} bytes", flush=True)
 
