@@ -121,10 +121,6 @@ class RoundRates:
         """Whether to draft in the next round of so many requests."""
         return self.pays(count) != self._exploration.is_due(_size(count))
 
-    def is_known(self, count: int) -> bool:
-        """Whether rounds of about so many requests were seen with drafts, and any without."""
-        return bool(self._plain_ms.known) and any(_size(other) == _size(count) for other in self._drafted)
-
     def pays(self, count: int) -> bool:
         """Whether drafting yielded more in rounds of so many requests, or nothing is known."""
         if not self._plain_ms.known:

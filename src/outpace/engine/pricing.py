@@ -100,15 +100,13 @@ class Pricing:
         """How the next round of these requests drafts. Passes are measured when this is first needed.
 
         A request gets its own budget; or fewer nodes, where it shares the round, its method follows no prices itself,
-        and more nodes do not pay. Rows of prompts make rows of drafts no cheaper: several requests draft in a pass with
-        prompts only where clocks of rounds without prompts have shown that it pays.
+        and more nodes do not pay. Rows of prompts make rows of drafts no cheaper.
         """
         count, budgets = len(sessions), [session.budget for session in sessions]
         nothing: list[Prices | None] = [None] * count
         if not _follow(sessions):
             return RoundPlan(budgets, nothing)
-        is_sure = not prompt_rows or self._rates.is_known(count)  # clocks of passes with prompts compare nothing
-        if count > 1 and not (is_sure and self._rates.drafts(count)):
+        if count > 1 and not self._rates.drafts(count):
             follow = [session.is_priced or session.is_sized for session in sessions]
             own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
             return RoundPlan(own, nothing, is_drafted=False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.budget.costs import ROWS, PassCosts
+from outpace.budget.costs import PassCosts
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs, Proposer
 from outpace.core.tree import DraftTree
@@ -82,23 +82,6 @@ def test_a_few_early_requests_do_not_hold_up_all_others() -> None:
     pricing._prompt_rows.learn(0, 20)
     assert pricing.prompt_rows([early, early], waiting=4, context=0) == 1.5 * 10
     assert pricing.prompt_rows([early, early], waiting=6, context=0) == 1.5 * 40
-
-
-def test_drafts_next_to_prompts_need_evidence(target: Clocked) -> None:
-    """Guards against batches that go on drafting where every pass has rows of prompts, whose clocks cannot tell whether
-    drafts pay: there drafts lowered throughput."""
-    proposer, costs = proposer_of("outpace:draft=none"), PassCosts()
-    costs.set_measured([ROUND_MS + ROW_MS * rows for rows in ROWS], (0.0, 0.0))
-    engine = Engine(target, costs=costs)
-    sessions, pricing = [add(engine, [1, 2], proposer) for _ in range(2)], Pricing(costs, slowdown=2.5)
-    assert pricing.plan(target, sessions).is_drafted
-    assert not pricing.plan(target, sessions, 8).is_drafted
-    assert pricing.plan(target, sessions[:1], 8).is_drafted, "alone, drafts follow prices"
-    for is_drafted, tokens in ((False, 2), (True, 8)):
-        for _ in range(3):
-            pricing._rates.advance(2, is_drafted)
-            pricing._rates.learn(2, tokens, 10.0)
-    assert pricing.plan(target, sessions, 8).is_drafted
 
 
 def test_the_oldest_prompt_advances_and_short_ones_do_not_wait() -> None:
