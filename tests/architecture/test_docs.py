@@ -35,7 +35,7 @@ SAID = {
 """What a page must name next to each kind of table: the command that prints it, or the file that holds it."""
 
 
-@pytest.mark.parametrize("first", ["who", "speedup by set"])
+@pytest.mark.parametrize("first", ["who"])
 def test_geometric_means_are_those_of_their_rows_and_leave_copied_text_out(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
