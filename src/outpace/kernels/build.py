@@ -69,7 +69,7 @@ class Build:
 
 @cache
 def build() -> Build:
-    """The kernels of this machine: of the package, else built at the first call if nobody has built them before."""
+    """The kernels of this machine: of the package, else built at the first call, unless they were built before."""
     level = highest_level(architecture(), allowed(cpu_flags()))
     return (_shipped(level) if level is not None else None) or _built(level)
 
