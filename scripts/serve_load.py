@@ -72,6 +72,7 @@ class Load:
         self.tokens: Counter[str] = Counter()
         self.plain: dict[int, str] = {}
         self.is_ending = False
+        self.model = ""  # the server's name for it
 
     def body(self, case: int, method: str, stream: bool) -> dict[str, Any]:
         """One of the cases: a question, with a temperature and a seed that follow from its number."""
@@ -79,7 +80,7 @@ class Load:
         if case % 6 == 5:
             question = f"{DOCUMENT[: PART * (1 + case // 6 % 4)]}\n\n{question}"
         body = {
-            "model": self.options.model,
+            "model": self.model,
             "messages": [{"role": "user", "content": question}],
             "max_tokens": 24 + 8 * (case % 6),
             "temperature": (0.0, 0.7, 1.0)[case % 3],
@@ -118,7 +119,7 @@ class Load:
             await asyncio.sleep(chance.random() * 0.05)
 
     async def _malformed(self, client: httpx.AsyncClient, chance: random.Random) -> None:
-        content = chance.choice(MALFORMED).replace(b"MODEL", self.options.model.encode())
+        content = chance.choice(MALFORMED).replace(b"MODEL", self.model.encode())
         response = await client.post("/v1/chat/completions", content=content)
         self.counts["malformed"] += 1
         if response.status_code != 400 and not (self.is_ending and response.status_code == 503):
@@ -199,6 +200,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         load, memory = Load(options, url), []  # type: Load, list[float]
         async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
             await _ready(client, process)
+            load.model = (await client.get("/v1/models")).json()["data"][0]["id"]
             await load.learn(client)
             began = time.monotonic()
             clients = [load.client(number, client, began + options.seconds + 30) for number in range(options.clients)]
