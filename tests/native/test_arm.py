@@ -8,7 +8,7 @@ import pytest
 from outpace.kernels.levels import LEVELS
 from tests.native.libraries import ARM_ROOT, compiler_named, driver_by, failures, kernels_by
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 GCC = "aarch64-linux-gnu-g++"
 
 

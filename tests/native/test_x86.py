@@ -26,7 +26,7 @@ def skip_without(level: InstructionLevel) -> None:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("level", OF_X86, ids=lambda level: level.name)
 def test_level(level: InstructionLevel, folder: Path, scripts: list[Path]) -> None:
     """Guards against code for lower levels, which no test on a machine of a higher one runs."""
@@ -35,7 +35,7 @@ def test_level(level: InstructionLevel, folder: Path, scripts: list[Path]) -> No
     assert failures((), driver_by(compiler, folder), kernels_by(compiler, level, folder), scripts) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("level", OF_X86, ids=lambda level: level.name)
 def test_windows(level: InstructionLevel, folder: Path, scripts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against functions that are not exported, threads that do not start, and arguments that pass otherwise than

@@ -69,7 +69,7 @@ def attention_of(world: World, path: list[int]) -> Tensor:
     return torch.stack([world.alone(path), world.alone(path, 100)])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("level", OWN, ids=[one.name for one in OWN])
 def test_compilers_give_the_same_bits(level: InstructionLevel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against tokens that depend on who compiled the kernels: a fused product, a sum in another order, and ties
