@@ -60,7 +60,7 @@ peers: $(READY) ## Other libraries beside this one, each in an environment of it
 	$(if $(filter smollm2-135m,$(MODEL)),$(BIN)/outpace models pull $(MODEL))
 	$(BIN)/python -m benchmarks.peers --model $(MODEL) $(addprefix --draft ,$(DRAFT)) --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
 
-wheels: $(READY) ## The sdist, and a wheel with compiled kernels for each platform, in dist; takes some minutes of all cores
+wheels: $(READY) ## The sdist, and a wheel with compiled kernels for each platform, in dist; takes a quarter of an hour on two cores
 	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[wheels]"
 	rm -rf dist build/libraries
 	$(BIN)/python scripts/build_kernels.py build/libraries

@@ -4,7 +4,7 @@
 #include "tiles.h"
 
 // Up to how many queries of a key head this is faster than tiles.h. Measured: with AVX-512 it is for all numbers, with
-// AVX2 where the queries would not fill a vector. NEON's vectors are short enough.
+// AVX2 where the queries would not fill a vector. NEON was not measured.
 constexpr int kMostByKey = kLanes == 16 ? INT32_MAX : kLanes == 8 ? 7 : 0;
 constexpr int kTurned = 2 * kLanes;  // keys whose words are turned together
 constexpr int kQueriesAtOnce = 4;  // queries that share what is read
