@@ -27,13 +27,13 @@ PanelMatrix._fields_ = [
 
 
 class AttentionSight(ctypes.Structure):
-    """What a layer lets a row see (attention.h)."""
+    """What a layer lets a row see (slots.h)."""
 
     _fields_ = [("window", c_int32), ("softcap", c_float), ("scaling", c_float), ("causal", c_int32)]
 
 
 class Store(ctypes.Structure):
-    """Keys and values (attention.h)."""
+    """Keys and values (slots.h)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales", "key_offsets")),
@@ -43,7 +43,7 @@ class Store(ctypes.Structure):
 
 
 class Part(ctypes.Structure):
-    """One request's rows in a pass (attention.h)."""
+    """One request's rows in a pass (slots.h)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("visible", "positions", "view")),

@@ -1,14 +1,37 @@
-// Products of attention with a key to each lane for scores, and a number of a value to each lane for sums: no lane is
-// idle where a single row has few queries. Every sum has the order, and the bits, of tiles.h, where a lane is a query.
+// Attention with a key to each lane of a vector for scores, and a number of a value to each lane for sums: no lane is idle
+// where a single row has few queries. Every sum has the order, and the bits, of by_query.h, where a lane is a query.
 #pragma once
-#include "tiles.h"
+#include "attention_block.h"
 
-// Up to how many queries of a key head this is faster than tiles.h. Measured: with AVX-512 it is for all numbers, with
+// Up to how many queries of a key head this is faster than by_query.h. Measured: with AVX-512 it is for all numbers, with
 // AVX2 where the queries would not fill a vector. NEON was not measured.
 constexpr int kMostByKey = kLanes == 16 ? INT32_MAX : kLanes == 8 ? 7 : 0;
 constexpr int kTurned = 2 * kLanes;  // keys whose words are turned together
 constexpr int kQueriesAtOnce = 4;  // queries that share what is read
 constexpr int kVectorsOfValue = kLanes == 16 ? 4 : 2;  // of numbers that are summed at once
+
+#if defined(__AVX512F__)
+// Words of keys 4 apart, one key to 16 bytes, and what is unpacked of two such vectors.
+static inline Lanes four_words(const float* const* keys, int word) {
+  __m512 found = _mm512_castps128_ps512(_mm_loadu_ps(keys[0] + word));
+  found = _mm512_mask_broadcast_f32x4(found, 0x00f0, _mm_loadu_ps(keys[4] + word));
+  found = _mm512_mask_broadcast_f32x4(found, 0x0f00, _mm_loadu_ps(keys[8] + word));
+  return (Lanes)_mm512_mask_broadcast_f32x4(found, 0xf000, _mm_loadu_ps(keys[12] + word));
+}
+static inline Lanes low_words(Lanes a, Lanes b) { return (Lanes)_mm512_unpacklo_ps((__m512)a, (__m512)b); }
+static inline Lanes high_words(Lanes a, Lanes b) { return (Lanes)_mm512_unpackhi_ps((__m512)a, (__m512)b); }
+static inline Lanes low_pairs(Lanes a, Lanes b) { return (Lanes)_mm512_unpacklo_pd((__m512d)a, (__m512d)b); }
+static inline Lanes high_pairs(Lanes a, Lanes b) { return (Lanes)_mm512_unpackhi_pd((__m512d)a, (__m512d)b); }
+#elif defined(__AVX2__)
+static inline Lanes four_words(const float* const* keys, int word) {
+  const __m256 found = _mm256_castps128_ps256(_mm_loadu_ps(keys[0] + word));
+  return (Lanes)_mm256_insertf128_ps(found, _mm_loadu_ps(keys[4] + word), 1);
+}
+static inline Lanes low_words(Lanes a, Lanes b) { return (Lanes)_mm256_unpacklo_ps((__m256)a, (__m256)b); }
+static inline Lanes high_words(Lanes a, Lanes b) { return (Lanes)_mm256_unpackhi_ps((__m256)a, (__m256)b); }
+static inline Lanes low_pairs(Lanes a, Lanes b) { return (Lanes)_mm256_unpacklo_pd((__m256d)a, (__m256d)b); }
+static inline Lanes high_pairs(Lanes a, Lanes b) { return (Lanes)_mm256_unpackhi_pd((__m256d)a, (__m256d)b); }
+#endif
 
 // Up to kTurned keys [count, words] with rows made columns: [words][kTurned], the last key again behind them. A word has
 // four bytes; their number is a multiple of 4.
@@ -18,33 +41,13 @@ static inline void turn_keys(const float* keys, int words, int count, float* out
     for (int each = 0; each < kLanes; ++each) rows[each] = keys + size_t(std::min(part + each, count - 1)) * words;
     for (int word = 0; word < words; word += 4) {
       float* to = out + word * kTurned + part;
-#if defined(__AVX512F__)
-      const auto four = [&](int row) {  // words of keys 4 apart
-        const auto at = [&](int which) { return _mm_loadu_ps(rows[which] + word); };
-        __m512 found = _mm512_castps128_ps512(at(row));
-        found = _mm512_mask_broadcast_f32x4(found, 0x00f0, at(row + 4));
-        found = _mm512_mask_broadcast_f32x4(found, 0x0f00, at(row + 8));
-        return _mm512_mask_broadcast_f32x4(found, 0xf000, at(row + 12));
-      };
-      const __m512 first = four(0), second = four(1), third = four(2), fourth = four(3);
-      const __m512d low[2] = {_mm512_castps_pd(_mm512_unpacklo_ps(first, second)), _mm512_castps_pd(_mm512_unpacklo_ps(third, fourth))};
-      const __m512d high[2] = {_mm512_castps_pd(_mm512_unpackhi_ps(first, second)), _mm512_castps_pd(_mm512_unpackhi_ps(third, fourth))};
-      _mm512_storeu_pd((double*)to, _mm512_unpacklo_pd(low[0], low[1]));
-      _mm512_storeu_pd((double*)(to + kTurned), _mm512_unpackhi_pd(low[0], low[1]));
-      _mm512_storeu_pd((double*)(to + 2 * kTurned), _mm512_unpacklo_pd(high[0], high[1]));
-      _mm512_storeu_pd((double*)(to + 3 * kTurned), _mm512_unpackhi_pd(high[0], high[1]));
-#elif defined(__AVX2__)
-      const auto four = [&](int row) {
-        const __m256 found = _mm256_castps128_ps256(_mm_loadu_ps(rows[row] + word));
-        return _mm256_insertf128_ps(found, _mm_loadu_ps(rows[row + 4] + word), 1);
-      };
-      const __m256 first = four(0), second = four(1), third = four(2), fourth = four(3);
-      const __m256d low[2] = {_mm256_castps_pd(_mm256_unpacklo_ps(first, second)), _mm256_castps_pd(_mm256_unpacklo_ps(third, fourth))};
-      const __m256d high[2] = {_mm256_castps_pd(_mm256_unpackhi_ps(first, second)), _mm256_castps_pd(_mm256_unpackhi_ps(third, fourth))};
-      _mm256_storeu_pd((double*)to, _mm256_unpacklo_pd(low[0], low[1]));
-      _mm256_storeu_pd((double*)(to + kTurned), _mm256_unpackhi_pd(low[0], low[1]));
-      _mm256_storeu_pd((double*)(to + 2 * kTurned), _mm256_unpacklo_pd(high[0], high[1]));
-      _mm256_storeu_pd((double*)(to + 3 * kTurned), _mm256_unpackhi_pd(high[0], high[1]));
+#if defined(__AVX2__)
+      const Lanes first = four_words(rows, word), second = four_words(rows + 1, word);
+      const Lanes third = four_words(rows + 2, word), fourth = four_words(rows + 3, word);
+      const Lanes low[2] = {low_words(first, second), low_words(third, fourth)};
+      const Lanes high[2] = {high_words(first, second), high_words(third, fourth)};
+      store(to, low_pairs(low[0], low[1])), store(to + kTurned, high_pairs(low[0], low[1]));
+      store(to + 2 * kTurned, low_pairs(high[0], high[1])), store(to + 3 * kTurned, high_pairs(high[0], high[1]));
 #else
       for (int each = 0; each < kLanes; ++each)
         for (int next = 0; next < 4; ++next) to[next * kTurned + each] = rows[each][word + next];
@@ -96,20 +99,13 @@ static inline void score_queries(const float* turned, int words, const float* qu
   });
 }
 
-// The value of a position, and the weights that queries give it, so many numbers apart.
-struct Shared {
-  const float* value;
-  const float* weights;
-  int step;
-};
-
 // Add to Q rows of `out` what two lists of at most 32 positions sum to, at some vectors of numbers.
 template <int Q, int Vectors>
-static inline void mix_part(const std::vector<Shared>* sides, int query, int from, float* out, int width) {
+static inline void mix_part(const std::vector<Weighted>* sides, int query, int from, float* out, int width) {
   Lanes sums[2][Q][Vectors] = {};
   for (int side = 0; side < 2; ++side) {
     Lanes own[Q][Vectors] = {};
-    for (const Shared& one : sides[side]) {
+    for (const Weighted& one : sides[side]) {
       Lanes numbers[Vectors];
       for (int at = 0; at < Vectors; ++at) numbers[at] = load(one.value + from + at * kLanes);
       for (int each = 0; each < Q; ++each) {
@@ -127,7 +123,7 @@ static inline void mix_part(const std::vector<Shared>* sides, int query, int fro
 }
 
 // Add to out [queries][width] what two lists of at most 32 positions sum to: even ones, odd ones.
-static inline void mix_queries(const std::vector<Shared>* sides, int width, int queries, float* out) {
+static inline void mix_queries(const std::vector<Weighted>* sides, int width, int queries, float* out) {
   for_queries(queries, [&](int query, auto together) {
     int from = 0;
     for (; from + kVectorsOfValue * kLanes <= width; from += kVectorsOfValue * kLanes)
@@ -136,7 +132,7 @@ static inline void mix_queries(const std::vector<Shared>* sides, int width, int 
   });
 }
 
-// The sum of weights of a tile, in the order of tiles.h: every fourth, then those four.
+// The sum of weights of a tile, in the order of by_query.h: every fourth, then those four.
 static inline float total_of(const float* weights) {
   typedef float Four __attribute__((vector_size(16)));
   Four sums = {};
@@ -147,3 +143,134 @@ static inline float total_of(const float* weights) {
   }
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
+
+// Attends for a block that is open: `take_queries` once, then the sums over each span. The block outlives it.
+template <class Number>
+class ByKey {
+ public:
+  explicit ByKey(Block<Number>& block) : block_(block) {}
+
+  // Whether it takes all queries of the block, faster than by_query.h without AMX does.
+  bool is_faster() const { return block_.queries <= kMostByKey && block_.width % kLanes == 0; }
+
+  // Read the queries of the block.
+  void take_queries() {
+    words_ = kPairs ? block_.width / 2 : block_.width;
+    block_.read_queries(kPairs, words_, words_, 1, query_);
+  }
+
+  // Sums over one span.
+  void attend(int span, float* sums) {
+    block_.attend(span, sums, [&] {
+      read_tile();
+      for (int v = 0; v < block_.vectors; ++v) {
+        const Sums own = sums_at(sums, v, block_.width);
+        score(v);
+        weigh(v, own);
+        block_.mix(v, in_rows(scores_, kTile), 0, false, [&](const std::vector<Weighted>* sides) {
+          mix_queries(sides, block_.width, block_.lanes_of(v), own.values);
+        });
+      }
+    });
+  }
+
+  // Add the sums over a span to those over the spans before it.
+  void add(const float* later, float* sums) const {
+    block_.add(later, sums, [&](int v, Lanes before, Lanes after, const float* from, float* to) {
+      for_values(v, [&](int lane, int at) {
+        store(to + at, fma(load(from + at), all(after[lane]), load(to + at) * before[lane]));
+      });
+    });
+  }
+
+  // What all spans sum to becomes the rows' results.
+  void close(const float* sums) const { block_.close(sums, block_.width, 1); }
+
+ private:
+  static constexpr bool kIsBytes = Block<Number>::kIsBytes, kPairs = !Block<Number>::kIsFloats && kMultipliesPairs;
+
+  static Scores in_rows(float* scores, int stride) { return {scores, 1, stride}; }
+
+  // Do `work(lane, at)` for all sums of values of a vector's queries.
+  template <class Work>
+  void for_values(int v, Work work) const {
+    const int width = block_.width;
+    for (int lane = 0; lane < block_.lanes_of(v); ++lane)
+      for (int at = lane * width; at < (lane + 1) * width; at += kLanes) work(lane, at);
+  }
+
+  // Read the tile's keys and values as the products need them.
+  void read_tile() {
+    turn(block_.keys, block_.rows_in_order, turned_keys_);
+    if (block_.has_tail) turn(block_.tail_keys, block_.tail_rows, turned_tail_);
+    block_.widen_values();
+  }
+
+  void turn(const Number* stored, int count, std::vector<float>& turned) {
+    const float* keys = block_.as_words(stored, count, kPairs, key_room_);
+    const int blocks = (count + kTurned - 1) / kTurned;
+    turned.resize(size_t(blocks) * kTurned * words_);
+    for (int at = 0; at < count; at += kTurned)
+      turn_keys(keys + size_t(at) * words_, words_, count - at, &turned[size_t(at) * words_]);
+  }
+
+  // Scores of the tile: of what is stored in order for all queries at once, of the rest by the rows that each sees.
+  void score(int v) {
+    score_rows(turned_keys_.data(), block_.key_scales, block_.rows_in_order, v, scores_, kTile);
+    if (block_.has_tail) {
+      const int stride = (block_.tail_rows + kTurned - 1) / kTurned * kTurned;
+      tail_scores_.resize(size_t(kLanes) * stride);
+      score_rows(turned_tail_.data(), block_.tail_key_scales, block_.tail_rows, v, tail_scores_.data(), stride);
+      block_.place_tail(v, in_rows(tail_scores_.data(), stride), in_rows(scores_, kTile));
+    }
+    block_.cap(scores_, block_.lanes_of(v) * kTile);
+  }
+
+  // Scores of turned keys and a vector's queries, rows so many numbers apart; `scales`: of int8.
+  void score_rows(const float* turned, const float* scales, int count, int v, float* out, int stride) const {
+    const float* query = &query_[size_t(v) * words_ * kLanes];
+    const int queries = block_.lanes_of(v);
+    for (int at = 0; at < count; at += kTurned, turned += kTurned * words_)
+      score_queries<kPairs>(turned, words_, query, queries, out + at, stride);
+    for (int lane = 0; kIsBytes && lane < queries; ++lane)
+      for (int at = 0; at < count; ++at) out[lane * stride + at] *= scales[at];
+  }
+
+  // Scores become weights, relative to the largest score so far.
+  void weigh(int v, const Sums& sums) {
+    const int queries = block_.lanes_of(v), tile = block_.tile;
+    const int *low = &block_.low[v * kLanes], *end = &block_.end[v * kLanes];
+    const bool hides = block_.hides();
+    const Lanes factor = block_.factor();
+    const auto seen = [&](int query, int at, Lanes number, float otherwise) {
+      if (!hides) return number;
+      IntLanes position;
+      for (int lane = 0; lane < kLanes; ++lane) position[lane] = tile + at + lane;
+      return (position >= low[query]) & (position < end[query]) ? number : all(otherwise);
+    };
+    alignas(64) float best[kLanes];
+    store(best, all(kHidden));
+    for (int query = 0; query < queries; ++query) {
+      Lanes own = all(kHidden);
+      for (int at = 0; at < kTile; at += kLanes) own = larger(own, seen(query, at, load(scores_ + query * kTile + at), kHidden));
+      best[query] = largest(own);
+    }
+    const Lanes most = sums.raise(load(best) * factor, [&](Lanes less) {
+      for_values(v, [&](int lane, int at) { store(sums.values + at, load(sums.values + at) * less[lane]); });
+    });
+    for (int query = 0; query < queries; ++query) {
+      float* own = scores_ + query * kTile;
+      for (int at = 0; at < kTile; at += kLanes)
+        store(own + at, seen(query, at, power_of_two(fma(load(own + at), factor, all(-most[query]))), 0));
+      sums.total[query] += total_of(own);
+      for (int at = 0; kIsBytes && at < kTile; at += kLanes) store(own + at, load(own + at) * load(block_.value_scales + at));
+    }
+  }
+
+  Block<Number>& block_;
+  int words_ = 0;             // of a key, as its products read it
+  std::vector<float> query_;  // by vector [kLanes][words]
+  typename Block<Number>::Room key_room_;
+  std::vector<float> turned_keys_, turned_tail_, tail_scores_;
+  alignas(64) float scores_[kLanes * kTile] = {};  // by query
+};
