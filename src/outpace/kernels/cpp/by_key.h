@@ -6,8 +6,9 @@
 // Up to how many queries of a key head this is faster than by_query.h. Measured: with AVX-512 it is for all numbers, with
 // AVX2 where the queries would not fill a vector. NEON was not measured.
 constexpr int kMostByKey = kLanes == 16 ? INT32_MAX : kLanes == 8 ? 7 : 0;
-constexpr int kTurned = 2 * kLanes;  // keys whose words are turned together
-constexpr int kQueriesAtOnce = 4;  // queries that share what is read
+constexpr int kTurned = kLanes == 16 ? 64 : 2 * kLanes;  // keys whose words are turned together
+// Queries that share what is read: with AVX-512, 6 and 4 vectors of keys make 24 sums of 32 registers.
+constexpr int kScoredAtOnce = kLanes == 16 ? 6 : 4, kMixedAtOnce = 4;
 constexpr int kVectorsOfValue = kLanes == 16 ? 4 : 2;  // of numbers that are summed at once
 
 #if defined(__AVX512F__)
@@ -33,10 +34,10 @@ static inline Lanes low_pairs(Lanes a, Lanes b) { return (Lanes)_mm256_unpacklo_
 static inline Lanes high_pairs(Lanes a, Lanes b) { return (Lanes)_mm256_unpackhi_pd((__m256d)a, (__m256d)b); }
 #endif
 
-// Up to kTurned keys [count, words] with rows made columns: [words][kTurned], the last key again behind them. A word has
-// four bytes; their number is a multiple of 4.
+// Up to kTurned keys [count, words] with rows made columns: [words][kTurned], the last key again behind them up to half of
+// these or all. A word has four bytes; their number is a multiple of 4.
 static inline void turn_keys(const float* keys, int words, int count, float* out) {
-  for (int part = 0; part < kTurned; part += kLanes) {
+  for (int part = 0; part < (count > kTurned / 2 ? kTurned : kTurned / 2); part += kLanes) {
     const float* rows[kLanes];
     for (int each = 0; each < kLanes; ++each) rows[each] = keys + size_t(std::min(part + each, count - 1)) * words;
     for (int word = 0; word < words; word += 4) {
@@ -56,53 +57,58 @@ static inline void turn_keys(const float* keys, int words, int count, float* out
   }
 }
 
-// A word of keys times a query's, added to what is there: a number, or two in bfloat16 where `Pairs`.
-template <bool Pairs>
-static inline Lanes add_product(Lanes keys, Lanes query, Lanes sum) {
-#if defined(__AVX512BF16__)
-  if constexpr (Pairs) return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)keys, (__m512bh)query);
-#endif
-  return fma(keys, query, sum);
+// Add products of keys' numbers and one number of each of Q queries, `width` apart.
+template <int Vectors, int Q>
+static inline void add_products(const Lanes* keys, const float* queries, int width, Lanes (*sums)[Vectors]) {
+  for (int each = 0; each < Q; ++each) {
+    const Lanes query = all(queries[each * width]);
+    for (int at = 0; at < Vectors; ++at) sums[each][at] = fma(keys[at], query, sums[each][at]);
+  }
 }
 
-// Scores of turned keys and Q queries [Q][words]: [Q][kTurned], rows so many numbers apart.
-template <bool Pairs, int Q>
-static inline void score_turned(const float* turned, int words, const float* queries, float* out, int stride) {
-  Lanes sums[Q][2] = {};
-  for (int word = 0; word < words; ++word) {
-    const Lanes first = load(turned + word * kTurned), second = load(turned + word * kTurned + kLanes);
-    for (int each = 0; each < Q; ++each) {
-      const Lanes query = all(queries[each * words + word]);
-      sums[each][0] = add_product<Pairs>(first, query, sums[each][0]);
-      sums[each][1] = add_product<Pairs>(second, query, sums[each][1]);
+// Scores of some vectors of turned keys and Q queries [Q][width]: [Q][Vectors * kLanes], rows so many numbers apart. A word
+// is a number, or two in bfloat16 where `Pairs`: products in float32 are as fast as those that take pairs, or faster.
+template <bool Pairs, int Vectors, int Q>
+static inline void score_turned(const float* turned, int width, const float* queries, float* out, int stride) {
+  Lanes sums[Q][Vectors] = {};
+  for (int d = 0; d < width; d += Pairs ? 2 : 1, turned += kTurned) {
+    Lanes keys[Vectors];
+    for (int at = 0; at < Vectors; ++at) {
+      keys[at] = load(turned + at * kLanes);
+      if constexpr (Pairs) keys[at] = (Lanes)((BitLanes)keys[at] << 16);
     }
+    add_products<Vectors, Q>(keys, queries + d, width, sums);
+    if constexpr (!Pairs) continue;
+    for (int at = 0; at < Vectors; ++at) keys[at] = (Lanes)((BitLanes)load(turned + at * kLanes) & 0xffff0000u);
+    add_products<Vectors, Q>(keys, queries + d + 1, width, sums);
   }
   for (int each = 0; each < Q; ++each)
-    for (int half = 0; half < 2; ++half) store(out + each * stride + half * kLanes, sums[each][half]);
+    for (int at = 0; at < Vectors; ++at) store(out + each * stride + at * kLanes, sums[each][at]);
 }
 
-// Call `work(first, number as a constant)` for some queries, at most kQueriesAtOnce at a time.
-template <class Work>
-static inline void for_queries(int queries, Work work) {
-  int first = 0;
-  for (; first + kQueriesAtOnce <= queries; first += kQueriesAtOnce) work(first, std::integral_constant<int, kQueriesAtOnce>());
-  if (queries - first == 3) work(first, std::integral_constant<int, 3>());
-  else if (queries - first == 2) work(first, std::integral_constant<int, 2>());
-  else if (queries - first == 1) work(first, std::integral_constant<int, 1>());
+// Call `work(first, number as a constant)` for some queries, at most `Most` at a time.
+template <int Most, class Work>
+static inline void for_queries(int queries, Work work, int first = 0) {
+  for (; first + Most <= queries; first += Most) work(first, std::integral_constant<int, Most>());
+  if constexpr (Most > 1) for_queries<Most - 1>(queries, work, first);
 }
 
-// Scores of turned keys [words][kTurned] and some queries [queries][words]: [queries][stride].
+// Scores of turned keys, half of kTurned or all, and some queries [queries][width]: [queries][stride].
 template <bool Pairs>
-static inline void score_queries(const float* turned, int words, const float* query, int queries, float* out, int stride) {
-  for_queries(queries, [&](int each, auto together) {
-    score_turned<Pairs, together.value>(turned, words, query + each * words, out + each * stride, stride);
+static inline void score_queries(const float* turned, int width, int count, const float* query, int queries, float* out,
+                                 int stride) {
+  for_queries<kScoredAtOnce>(queries, [&](int each, auto together) {
+    constexpr int all_of = kTurned / kLanes, half = all_of / 2;
+    const float* own = query + each * width;
+    if (count > kTurned / 2) score_turned<Pairs, all_of, together.value>(turned, width, own, out + each * stride, stride);
+    else score_turned<Pairs, half, together.value>(turned, width, own, out + each * stride, stride);
   });
 }
 
 // Add to Q rows of `out` what two lists of at most 32 positions sum to, at some vectors of numbers.
 template <int Q, int Vectors>
 static inline void mix_part(const std::vector<Weighted>* sides, int query, int from, float* out, int width) {
-  Lanes sums[2][Q][Vectors] = {};
+  Lanes sums[2][Q][Vectors];
   for (int side = 0; side < 2; ++side) {
     Lanes own[Q][Vectors] = {};
     for (const Weighted& one : sides[side]) {
@@ -124,7 +130,7 @@ static inline void mix_part(const std::vector<Weighted>* sides, int query, int f
 
 // Add to out [queries][width] what two lists of at most 32 positions sum to: even ones, odd ones.
 static inline void mix_queries(const std::vector<Weighted>* sides, int width, int queries, float* out) {
-  for_queries(queries, [&](int query, auto together) {
+  for_queries<kMixedAtOnce>(queries, [&](int query, auto together) {
     int from = 0;
     for (; from + kVectorsOfValue * kLanes <= width; from += kVectorsOfValue * kLanes)
       mix_part<together.value, kVectorsOfValue>(sides, query, from, out, width);
@@ -154,10 +160,7 @@ class ByKey {
   bool is_faster() const { return block_.queries <= kMostByKey && block_.width % kLanes == 0; }
 
   // Read the queries of the block.
-  void take_queries() {
-    words_ = kPairs ? block_.width / 2 : block_.width;
-    block_.read_queries(kPairs, words_, words_, 1, query_);
-  }
+  void take_queries() { block_.read_queries(false, block_.width, block_.width, 1, query_); }
 
   // Sums over one span.
   void attend(int span, float* sums) {
@@ -187,7 +190,7 @@ class ByKey {
   void close(const float* sums) const { block_.close(sums, block_.width, 1); }
 
  private:
-  static constexpr bool kIsBytes = Block<Number>::kIsBytes, kPairs = !Block<Number>::kIsFloats && kMultipliesPairs;
+  static constexpr bool kIsBytes = Block<Number>::kIsBytes, kPairs = !Block<Number>::kIsFloats;
 
   static Scores in_rows(float* scores, int stride) { return {scores, 1, stride}; }
 
@@ -206,12 +209,14 @@ class ByKey {
     block_.widen_values();
   }
 
+  int words() const { return kPairs ? block_.width / 2 : block_.width; }  // of a key
+
   void turn(const Number* stored, int count, std::vector<float>& turned) {
     const float* keys = block_.as_words(stored, count, kPairs, key_room_);
     const int blocks = (count + kTurned - 1) / kTurned;
-    turned.resize(size_t(blocks) * kTurned * words_);
+    turned.resize(size_t(blocks) * kTurned * words());
     for (int at = 0; at < count; at += kTurned)
-      turn_keys(keys + size_t(at) * words_, words_, count - at, &turned[size_t(at) * words_]);
+      turn_keys(keys + size_t(at) * words(), words(), count - at, &turned[size_t(at) * words()]);
   }
 
   // Scores of the tile: of what is stored in order for all queries at once, of the rest by the rows that each sees.
@@ -228,10 +233,10 @@ class ByKey {
 
   // Scores of turned keys and a vector's queries, rows so many numbers apart; `scales`: of int8.
   void score_rows(const float* turned, const float* scales, int count, int v, float* out, int stride) const {
-    const float* query = &query_[size_t(v) * words_ * kLanes];
+    const float* query = &query_[size_t(v) * block_.width * kLanes];
     const int queries = block_.lanes_of(v);
-    for (int at = 0; at < count; at += kTurned, turned += kTurned * words_)
-      score_queries<kPairs>(turned, words_, query, queries, out + at, stride);
+    for (int at = 0; at < count; at += kTurned, turned += kTurned * words())
+      score_queries<kPairs>(turned, block_.width, count - at, query, queries, out + at, stride);
     for (int lane = 0; kIsBytes && lane < queries; ++lane)
       for (int at = 0; at < count; ++at) out[lane * stride + at] *= scales[at];
   }
@@ -268,8 +273,7 @@ class ByKey {
   }
 
   Block<Number>& block_;
-  int words_ = 0;             // of a key, as its products read it
-  std::vector<float> query_;  // by vector [kLanes][words]
+  std::vector<float> query_;  // by vector [kLanes][width]
   typename Block<Number>::Room key_room_;
   std::vector<float> turned_keys_, turned_tail_, tail_scores_;
   alignas(64) float scores_[kLanes * kTile] = {};  // by query

@@ -83,6 +83,8 @@ static inline float sum(Lanes lanes) {
 static inline float largest(Lanes lanes) {
 #if defined(__aarch64__)
   return vmaxnmvq_f32((float32x4_t)lanes);
+#elif defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)lanes);
 #else
   float found = lanes[0];
   for (int lane = 1; lane < kLanes; ++lane) found = lanes[lane] > found ? lanes[lane] : found;
