@@ -132,8 +132,7 @@ EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, flo
         for (int k = 0; k < m->inputs; ++k) {
           const size_t at = (size_t(k / together) * kPanel + output) * together + k % together;
           if (m->kind == kFloat32) ((float*)base)[at] = numbers[k];
-          else if (m->kind == kBfloat16) ((uint16_t*)base)[at] = ((uint16_t*)numbers.data())[k];
-          else if (m->kind == kWidened) ((uint16_t*)base)[at] = to_bfloat16(numbers[k]);
+          else if (m->kind == kBfloat16 || m->kind == kWidened) ((uint16_t*)base)[at] = to_bfloat16(row[k]);
           else ((uint8_t*)base)[at] = uint8_t(((int8_t*)numbers.data())[k] + 128);
         }
       }

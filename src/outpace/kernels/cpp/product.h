@@ -39,13 +39,10 @@ static inline size_t panel_bytes(const Matrix& m) {
 
 constexpr int kAhead = 8192;
 
-// Weights come from memory while several rows are computed: asked for two pages early, which hardware does not do.
-template <int R>
+// Weights come from memory while rows are computed: asked for two pages early, which hardware does not do.
 static inline void fetch_ahead(const void* panel) {
-  if constexpr (R > 2) {
-    __builtin_prefetch((const char*)panel + kAhead);
-    __builtin_prefetch((const char*)panel + kAhead + 64);
-  }
+  __builtin_prefetch((const char*)panel + kAhead);
+  __builtin_prefetch((const char*)panel + kAhead + 64);
 }
 
 // Weights as they lie in a panel: so many numbers of an output side by side, and vectors of the first or second ones.
@@ -74,65 +71,36 @@ struct Bfloat16s {
   }
 };
 
-static inline Words float_words(const float* row) { return load_words(row); }
-
-static inline Words float_words(const uint16_t* row) {
-#if defined(__aarch64__)
-  return (Words)load_bfloat16(row);
-#else
-  return Words(*row) << 16;
-#endif
-}
-
-// Products in float32, of weights and rows that may be stored in other types.
-template <class Weights, int R, class Number>
-static inline void multiply_floats(const void* panel, const Number* const* rows, int inputs, float (*out)[kPanel]) {
+// Products in float32, of weights that may be stored in other types.
+template <class Weights, int R>
+static inline void multiply_floats(const void* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
   constexpr int V = vectors_at_once(R), together = Weights::together, step = std::max(kWords, together);
   for (int v = 0; v < kVectors; v += V) {
     Lanes sums[R][V] = {};
     const auto* own = (const typename Weights::Number*)panel + v * kLanes * together;
-    for (int k = 0; k < inputs; k += step, own += step * kPanel)
+    for (int k = 0; k < inputs; k += step, own += step * kPanel) {
+      fetch_ahead(own);
       for (int each = 0; each < V; ++each)
         for_each<step>([&](auto index) INLINE {
           const auto* from = own + index / together * together * kPanel + each * kLanes * together;
           const Lanes weight = Weights::template lanes<index % together>(from);
           for (int r = 0; r < R; ++r)
-            sums[r][each] = add_float<index % kWords>(sums[r][each], weight, float_words(rows[r] + k + index / kWords * kWords));
+            sums[r][each] = add_float<index % kWords>(sums[r][each], weight, load_words(rows[r] + k + index / kWords * kWords));
         });
+    }
     for (int r = 0; r < R; ++r)
       for (int each = 0; each < V; ++each) store(out[r] + (v + each) * kLanes, sums[r][each]);
   }
 }
 
-#if defined(__AVX512BF16__)
 template <int R>
-static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* const* rows, int inputs,
-                                     float (*out)[kPanel]) {
-  __m512 sums[R][kVectors] = {};
-  for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      const __m512bh weight = (__m512bh)_mm512_loadu_si512(panel + 2 * kLanes * v);
-      if (v == 0) fetch_ahead<R>(panel);
-      for (int r = 0; r < R; ++r) {
-        int32_t pair;
-        std::memcpy(&pair, rows[r] + k, 4);
-        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)_mm512_set1_epi32(pair), weight);
-      }
-    }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, (Lanes)sums[r][v]);
-}
-#else
-template <int R>
-static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* const* rows, int inputs,
-                                     float (*out)[kPanel]) {
+static inline void multiply_bfloat16(const void* panel, const RoundedRow* const* rows, int inputs, float (*out)[kPanel]) {
 #if defined(__aarch64__) && OUTPACE_BFDOT
   multiply_words<BfloatPairs, R>((const uint8_t*)panel, (const void* const*)rows, inputs / 2, out);
 #else
   multiply_floats<Bfloat16s, R>(panel, rows, inputs, out);
 #endif
 }
-#endif
 
 #if defined(__AVX512VNNI__)
 template <int R>
@@ -140,7 +108,7 @@ static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows
   IntLanes sums[R][kVectors] = {};
   for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel) {
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 64);
-    fetch_ahead<R>(panel);
+    fetch_ahead(panel);
 #pragma GCC unroll 8  // at once, or compilers keep the sums in memory
     for (int r = 0; r < R; ++r) {
       int32_t four;
@@ -233,7 +201,7 @@ static inline void panel_rows(const Matrix& m, const Operand& from, int panel, i
   if (m.kind == kFloat32) {
     multiply_floats<Floats, R>(weights, rows_of(float()).data(), inputs, out);
   } else if (m.kind == kBfloat16) {
-    multiply_bfloat16<R>((const uint16_t*)weights, rows_of(uint16_t()).data(), inputs, out);
+    multiply_bfloat16<R>(weights, rows_of(RoundedRow()).data(), inputs, out);
   } else if (m.kind == kWidened) {
     multiply_floats<Bfloat16s, R>(weights, rows_of(float()).data(), inputs, out);
   } else if (m.kind == kHalves) {
