@@ -112,12 +112,14 @@ class Pricing:
             return RoundPlan(own, nothing, is_drafted=False)
         times = self._times(target, sessions, prompt_rows)
         paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
-        each = count / self._ms.known.get(count, times.ms[0])
+        # Rows of prompts are not what a token costs: in their rounds a node must gain as much as in others.
+        round_ms = self._ms.known.get(count) or self._costs.times(count, _context(sessions), 0).ms[0]
+        each = count / round_ms
         prices = [
             Prices(pace * each, times, pace) if session.is_priced else None
             for session, pace in zip(sessions, paces, strict=True)
         ]
-        rate = sum(paces) / self._ms.known.get(count, times.ms[0])
+        rate = sum(paces) / round_ms
         for proposer, members in _sized(sessions).items():
             sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
             for index, nodes in zip(members, sizes.budgets(len(members), times, rate), strict=True):
