@@ -167,9 +167,9 @@ class UnionProposer(Nested):
 
     def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, its tree."""
-        started = perf_counter()
         for state, request in zip(states, requests, strict=True):
             self._bring_up_to_date(state, request)
+        started = perf_counter()  # not before: catching up with a prompt is not the price of a tree
         grown = self._without_draft(states, requests)
         rest = [index for index in range(len(states)) if index not in grown]
         offered = [
@@ -226,7 +226,9 @@ class UnionProposer(Nested):
         taken, net = allocate(list(priced.values()), [grown[index].gains for index in priced])
         for index, count in zip(priced, taken, strict=True):
             grown[index].cut(count)
-        took = (perf_counter() - started) * 1e3 + self._learning_ms
+        took = (perf_counter() - started) * 1e3 + self._learning_ms - self._drafting_ms
+        if learned:  # a draft that does not pay is not the price of the trees that do without it
+            net = max(net - _rate_of(requests) * self._drafting_ms, sum(self._net_gains.values()))
         self._growing_of(len(requests)).learn((0,), (net,), took)
 
     def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:

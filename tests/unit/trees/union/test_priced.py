@@ -19,6 +19,7 @@ from outpace.testing import ToyTarget, assert_lossless
 from outpace.testing.sources import node_paths
 from outpace.testing.toy import toy_context
 from outpace.trees.proposer import EmptyDraft
+from outpace.trees.union import proposer as module
 from outpace.trees.union.proposer import UnionProposer
 from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes
 
@@ -124,6 +125,26 @@ def test_a_draft_that_is_left_out_is_not_asked() -> None:
     for _ in range(30):
         union.propose(states, priced(DEAR, rate=10.0))
     assert 0 < len(watched.asked) < 30 * len(PROMPTS) / 2
+
+
+def test_a_draft_that_does_not_pay_ends_no_trees_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against retrieval that stops because the first rounds' drafts took long: behind 8,000 tokens a default of
+    1.47 tokens per step had 1.00."""
+    now = [0.0]
+
+    def slow(*given: Any) -> list[DraftTree]:
+        now[0] += 0.05
+        return propose(*given)
+
+    union = made(toy_draft(), PRICED)
+    propose = union.base.propose
+    monkeypatch.setattr(union.base, "propose", slow)
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    states = [union.open(slot) for slot in range(len(PROMPTS))]
+    sizes = [len(union.propose(states, priced(FREE))[0]) for _ in range(20)]
+    assert sum(union._net_gains.values()) > 0
+    assert sizes[-1] > 1
+    assert now[0] < 20 * 0.05
 
 
 def test_every_request_tries_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
