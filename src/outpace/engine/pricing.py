@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
-_REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
+_REPEATS, _SECONDS = 5, 3.0  # measurements of each size at most, and how long they may take before another starts
+_ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
 _PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
 _MOST_WAIT = 2  # requests that wait for their prompts, for each that is decoded, above which most of them do
 _LEAST_ROWS = 32  # of prompts in a pass that writes them alone, or whose time is not known
@@ -193,12 +194,17 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     for tree in trees if getattr(target, "captures", False) else trees[-1:]:
         _seconds(target, slot, tree)
     seconds: list[list[float]] = []
-    while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
+    while not _agree(seconds) and (not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS)):
         seconds.append([_seconds(target, slot, tree) for tree in trees])
     each, row = context_ms
     measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
     without = [ms - context * (each + row * rows) for rows, ms in zip(ROWS, measured, strict=True)]
     costs.set_measured([max(less, ms / 10) for less, ms in zip(without, measured, strict=True)], context_ms)
+
+
+def _agree(seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether the two best times of every size are alike."""
+    return len(seconds) > 1 and all(sorted(own)[1] <= _ALIKE * min(own) for own in zip(*seconds, strict=True))
 
 
 def _seconds(target: Target, slot: int, tree: DraftTree) -> float:

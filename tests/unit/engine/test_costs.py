@@ -57,6 +57,22 @@ def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert kept.times(2, 10, 98).ms[98] == pytest.approx(100)  # beyond the last
 
 
+def test_sizes_are_measured_again_until_two_times_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times of passes during which another program began, which were kept for good: of 1.5 billion
+    parameters 4 rows seemed to take 94 ms, and take 52."""
+    tries: dict[int, int] = {}
+
+    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
+        tries[len(tree)] = tries.get(len(tree), 0) + 1
+        return (0.002 if tries[len(tree)] < 2 + (len(tree) == ROWS[-1]) and len(tree) >= 4 else 0.001) * len(tree)
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    costs = PassCosts()
+    measure(costs, ToyTarget(12), 0, 3)
+    assert costs.times(1, 10, 7).ms[7] == pytest.approx(8)
+    assert max(tries.values()) <= 4  # and the first pass, which finds memory
+
+
 def test_graphs_are_recorded_before_passes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against prices that hold the seconds in which a pass of each size is recorded: with these the first sweep
     takes so long that it is the only one."""
