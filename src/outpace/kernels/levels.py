@@ -45,17 +45,16 @@ class InstructionLevel:
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_VNNI, _BFLOAT16 = _V4 | {"avx512_vnni"}, _V4 | {"avx512_vnni", "avx512_bf16"}
+_VNNI = _V4 | {"avx512_vnni"}
 LEVELS = (
     InstructionLevel("x86_64", "baseline", "x86-64"),
     InstructionLevel("x86_64", "avx2", "x86-64-v3", (), _V3),
     InstructionLevel("x86_64", "avx2_vnni", "x86-64-v3", ("avxvnni",), _V3 | {"avx_vnni"}),
     InstructionLevel("x86_64", "avx512", "x86-64-v4", (), _V4),
     InstructionLevel("x86_64", "avx512_vnni", "x86-64-v4", ("avx512vnni",), _VNNI),
-    InstructionLevel("x86_64", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BFLOAT16),
     InstructionLevel(
         *("x86_64", "amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-bf16")),
-        needed=_BFLOAT16 | {"amx_tile", "amx_bf16"},
+        needed=_VNNI | {"avx512_bf16", "amx_tile", "amx_bf16"},
     ),
     InstructionLevel("aarch64", "neon", "armv8-a"),
     InstructionLevel("aarch64", "dotprod", "armv8.2-a", ("dotprod",), frozenset({"asimddp"})),

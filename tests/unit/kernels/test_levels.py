@@ -28,15 +28,15 @@ CPUS = {
     "Knights Landing": ("x86_64", f"{HASWELL} avx512f avx512cd", "avx2"),
     "Skylake-X": ("x86_64", SKYLAKE_X, "avx512"),
     "Ice Lake": ("x86_64", ICE_LAKE, "avx512_vnni"),
-    "Zen 4": ("x86_64", ZEN_4, "avx512_bf16"),
+    "Zen 4": ("x86_64", ZEN_4, "avx512_vnni"),
     "Sapphire Rapids": ("x86_64", SAPPHIRE_RAPIDS, "amx"),
     "Raspberry Pi 4": ("aarch64", "fp asimd crc32 cpuid", "neon"),
     "Raspberry Pi 5": ("aarch64", "fp asimd atomics fphp asimdhp asimddp", "dotprod"),
     "Graviton 3": ("aarch64", "fp asimd asimddp sve i8mm bf16", "i8mm"),
 }
 LOADED = {"": "amx", "SSE41": "baseline", "AVX": "baseline", "AVX2": "avx2", "AVX2_VNNI": "avx2_vnni"}
-LOADED |= {"AVX512_CORE": "avx512", "AVX512_CORE_VNNI": "avx512_vnni", "AVX512_CORE_BF16": "avx512_bf16"}
-LOADED |= {"AVX512_CORE_FP16": "avx512_bf16", "AVX512_CORE_AMX": "amx", "OF_THE_FUTURE": "amx"}
+LOADED |= {"AVX512_CORE": "avx512", "AVX512_CORE_VNNI": "avx512_vnni", "AVX512_CORE_BF16": "avx512_vnni"}
+LOADED |= {"AVX512_CORE_FP16": "avx512_vnni", "AVX512_CORE_AMX": "amx", "OF_THE_FUTURE": "amx"}
 MACROS = {"__LZCNT__": "abm", "__BMI__": "bmi1", "__AVXVNNI__": "avx_vnni", "__AVX512VNNI__": "avx512_vnni"}
 MACROS |= {"__AVX512BF16__": "avx512_bf16", "__AVX512FP16__": "avx512_fp16", "__AMX_INT8__": "amx_int8"}
 """What compilers define for instructions that Linux names otherwise."""
