@@ -8,6 +8,7 @@ from torch import Tensor
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dflash.methods import GRAFTED, block_proposer
+from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.domino.source import DominoSource
 from outpace.drafters.method import Method, preset
@@ -41,6 +42,7 @@ class DominoOptions(ModelOptions):
         default=False, description="with shifted labels draft B tokens per block, as the authors do, instead of B - 1"
     )
     pool: PoolSize = None
+    head: bool = Field(default=True, description="off: drafts come from the block's own logits, as DFlash's do")
     gate_table: bool = Field(
         default=False,
         description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
@@ -57,17 +59,13 @@ def domino_proposer(
     vocabulary = context.ranked_vocabulary(options.vocabulary)
     pool = pool_size(options.pool, context, vocabulary)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
-    source = DominoSource(
-        net,
-        target.embedding,
-        head,
-        target.max_length,
-        target.max_slots,
-        options.noise,
-        every_position=options.every_position,
-        pool=pool,
-        gate_table=options.gate_table,
-    )
+    shared = (net, target.embedding, head, target.max_length, target.max_slots, options.noise)
+    if options.head:
+        source: BlockSource = DominoSource(
+            *shared, every_position=options.every_position, pool=pool, gate_table=options.gate_table
+        )
+    else:
+        source = BlockSource(*shared, depth=net.config.drafts_per_block(options.every_position))
     return block_proposer(options, context, source, method)
 
 

@@ -83,6 +83,9 @@ class DynaTreeConfig(ShapeConfig):
     max_breadth: int = Field(
         default=3, ge=1, le=16, description="children of a node whose best child has less than low_confidence"
     )
+    root_breadth: int | None = Field(
+        default=None, ge=1, le=16, description="children of the pending token, 1 in Algorithm 1; by default as of any"
+    )
     high_confidence: float = Field(default=0.9, gt=0, le=1, description="probability of a best child; see min_breadth")
     low_confidence: float = Field(default=0.4, gt=0, lt=1, description="probability of a best child; see max_breadth")
     base_depth: int = Field(
@@ -110,6 +113,11 @@ class DynaTreeConfig(ShapeConfig):
         "authors' rule stands still, for it goes from answer to answer; the paper's follows the request itself",
     )
     target_acceptance: float = Field(default=0.7, gt=0, lt=1, description="what history steers towards")
+    statistic: Literal["depth", "committed"] = Field(
+        default="depth",
+        description="what history takes for a round's acceptance: accepted drafts over the deepest depth drafted, or "
+        "over all drafted (committed, as Algorithm 1 has it)",
+    )
     entries: int = Field(default=10, ge=FEWEST_ENTRIES, description="entries of history in the mean")
     depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False, description="step of base_depth")
     confidence_step: float = Field(default=0.025, ge=0, allow_inf_nan=False, description="step of high_confidence")
@@ -137,7 +145,7 @@ class DynaTreeState:
     Attributes:
         base_depth: D0 as a real number, rounded where it is used.
         high_confidence, deep_path_prob: tau_h and rho_deep now.
-        rates: recent acceptance: of rounds, accepted drafts over the deepest depth drafted, or of answers.
+        rates: recent acceptance: of rounds, by the statistic, or of answers.
         alone: it neither follows other answers nor counts for them.
     """
 
@@ -155,7 +163,7 @@ class DynaTreeShape(PlainShape):
 
     def __init__(self, config: DynaTreeConfig) -> None:
         self.config = config
-        self.width = config.max_breadth
+        self.width = max(config.max_breadth, config.root_breadth or 1)
         self.reset()
 
     def reset(self) -> None:
@@ -191,6 +199,8 @@ class DynaTreeShape(PlainShape):
         """[F] children per node: B(u)."""
         config = self.config
         breadths = torch.full((len(level.owners),), config.mid_breadth)
+        if level.depth == 1 and config.root_breadth is not None:
+            return torch.full_like(breadths, config.root_breadth)
         if config.adaptive_breadth:
             confidence = level.log_probs[:, 0]
             high = torch.tensor([math.log(state.high_confidence) for state in states])[level.owners]
@@ -207,7 +217,7 @@ class DynaTreeShape(PlainShape):
         deepest = max(tree.topology.depths[: tree.drafted])
         if not deepest:
             return
-        state.rates.append(accepted / deepest)
+        state.rates.append(accepted / (deepest if config.statistic == "depth" else tree.drafted - 1))
         if config.history != "paper" or len(state.rates) < FEWEST_ENTRIES:
             return
         error = sum(state.rates) / len(state.rates) - config.target_acceptance
