@@ -33,6 +33,7 @@ class BenchPlan:
         check: whether differences are classified, which loads the model once more in higher precision.
         batch_size: how many prompts share the engine. Warm items are decoded one by one.
         concurrency: how many of them are in flight at a time: as one ends, the next begins. None for all.
+        forgets: whether methods forget before each group what they learned from those before.
 
     Raises:
         InvalidRequest: prompts that make no groups of this size, a concurrency below 1 or above it, or stock
@@ -47,6 +48,7 @@ class BenchPlan:
     check: bool = True
     batch_size: int = 1
     concurrency: int | None = None
+    forgets: bool = False
 
     def __post_init__(self) -> None:
         in_groups(self.items, self.batch_size)
@@ -96,6 +98,7 @@ class BenchRun:
         """What records depend on, the machine and the versions included."""
         plan = self.plan
         chosen = {"methods": plan.methods, "budget": plan.budget, "drafter": self.model.drafter, "check": plan.check}
+        chosen |= {"forgets": plan.forgets}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         return self._shared | chosen | {"max_model_len": self.model.target.max_length}
 
@@ -127,8 +130,11 @@ class BenchRun:
         self.model.reset()
         budgets = {method: self._budget(method) for method in plan.methods if method not in (PLAIN, TRANSFORMERS)}
         warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
-        self._learn_again(done, on_item)
+        if not plan.forgets:
+            self._learn_again(done, on_item)
         for number, group in list(enumerate(self._groups))[first_new:]:
+            if plan.forgets:
+                self.model.reset()
             # Each method takes its turn at going first, so that a drifting machine favours none of them.
             shift = number % len(plan.methods)
             order = plan.methods[shift:] + plan.methods[:shift]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ BUILT_IN = "builtin"
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One prompt of a workload."""
+    """One prompt of a workload. Its category is what the file says of it."""
 
     id: str
     dataset: str
     turns: tuple[str, ...]
     raw: bool = False
+    category: str = field(default="", compare=False)
 
     def prompt(self, turn: int, answers: list[str]) -> Any:
         """The prompt of a turn, given the answers to earlier turns."""
@@ -103,4 +104,5 @@ def _read_line(name: str, number: int, line: str) -> WorkItem:
         raise InvalidRequest(f"{where}: needs 'turns', a list of non-empty strings")
     check_flags(**{f"{where}: raw": row.get("raw", False)})
     dataset = str(row.get("dataset", Path(name).stem))
-    return WorkItem(str(row.get("id", f"{dataset}-{number}")), dataset, tuple(turns), row.get("raw", False))
+    name, category = str(row.get("id", f"{dataset}-{number}")), str(row.get("category", ""))
+    return WorkItem(name, dataset, tuple(turns), row.get("raw", False), category)
