@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "endpoint": {"lib", "core"},
     "api": {"lib", "core", "budget", "kernels", "models", "engine", "drafters", "methods", "chat"},
     "plugins": {"lib", "core", "models", "engine", "drafters", "methods"},
-    "bench": {"lib", "core", "data", "kernels", "endpoint", "models", "drafters", "methods", "api"},
+    "bench": {"lib", "core", "data", "kernels", "endpoint", "models", "trees", "drafters", "methods", "api"},
     "vllm": {"lib", "core", "budget", "models", "trees", "drafters", "methods"},
     "doctor": {"lib", "core", "data", "kernels", "models", "drafters", "methods", "api", "bench"},
     "serve": {"lib", "core", "models", "drafters", "methods", "engine", "api"},

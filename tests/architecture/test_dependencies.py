@@ -18,6 +18,7 @@ OPTIONAL = {
     "train": "train",
     "drafters/training": "train",
     "endpoint": "bench",
+    "bench/paper": "plots",
     "vllm": "vllm",
     "sampling/grammar.py": "grammar",
     "models/tokenizer.py": "grammar",

@@ -1,4 +1,4 @@
-"""The command line: generate, chat, serve, verify, bench, doctor, tune, methods, convert, tables, train, models."""
+"""The command line: generate, chat, serve, verify, bench, paper, doctor, tune, methods, convert, train, models."""
 
 import sys
 import warnings
@@ -16,6 +16,7 @@ from outpace.cli.generate import generate
 from outpace.cli.methods import methods
 from outpace.cli.models import models_app
 from outpace.cli.options import complain
+from outpace.cli.paper import paper
 from outpace.cli.serve import serve
 from outpace.cli.tables import count_ngrams, rank_vocabulary, tokenize_corpus
 from outpace.cli.train import train_app
@@ -33,6 +34,7 @@ EXTRAS = {
     "httpx": "bench",
     "tensorboard": "train",
     "yaml": "train",
+    "matplotlib": "plots",
 }
 
 # Commands import what they run when they run: --help must not wait for transformers.
@@ -51,6 +53,7 @@ for command in (
     count_ngrams,
     tokenize_corpus,
     warmup,
+    paper,
 ):
     app.command(cls=Command)(command)
 app.add_typer(train_app, name="train")
@@ -88,6 +91,8 @@ def _show_warnings_in_a_line() -> None:
 def main() -> None:
     """Entry point: errors made on purpose become one line and exit status 2."""
     choose_threads()
+    if sys.argv[1:3] == ["bench", "paper"]:  # `outpace bench` takes prompts, not a command: this is one of its own
+        del sys.argv[1]
     _show_warnings_in_a_line()
     try:
         app()

@@ -1,0 +1,301 @@
+"""What a table or figure of a paper consists of: rows, runs, columns, the paper's values and its claims.
+
+Each is a TOML file in `exhibits/PAPER`; fields are those of `Exhibit`. To add a paper, add a folder.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import product
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from outpace.bench.paper.metrics import METRICS
+from outpace.lib.errors import InvalidRequest
+
+PAPERS = ("domino", "dynatree", "graft")
+PLAIN_ROW = "plain"
+Verdict = Literal[
+    "holds", "holds on average", "does not hold", "undecided", "not testable here", "the paper contradicts itself"
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Quick(_Strict):
+    """What `--quick` changes of a run; None where it changes nothing."""
+
+    prompts: int | None = 4
+    tokens: int | None = 64
+
+
+class ExhibitRun(_Strict):
+    """How rows are measured. Rows of all exhibits whose runs are alike are measured together, interleaved.
+
+    Attributes:
+        label: what differs between an exhibit's runs, such as "T = 1"; levels of a trend are in their order.
+        level: the number of that, for figures over levels.
+        sets: names of prompts: a file NAME_dev.jsonl or NAME.jsonl of `--data`; NAME/CATEGORY for some of them.
+        forgets: methods forget between prompts what they learned.
+        warm: the first so many prompts of each set are decoded unmeasured.
+        characters: prompts are cut to so many; None leaves them whole.
+        raw: prompts are continued as they are, without the chat template.
+        batch, in_flight: prompts decoded together, and how many of them at a time; 0 for all.
+        in_quick: whether `--quick` measures it, as `quick` shortens it.
+    """
+
+    label: str = ""
+    level: float | None = None
+    sets: tuple[str, ...]
+    prompts: int = 16
+    tokens: int = 128
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    forgets: bool = False
+    warm: int = 0
+    characters: int | None = None
+    raw: bool = False
+    batch: int = 1
+    in_flight: int = 0
+    quick: Quick = Quick()
+    in_quick: bool = True
+
+    def shortened(self) -> "ExhibitRun":
+        """The run as `--quick` measures it."""
+        prompts, tokens = self.quick.prompts or self.prompts, self.quick.tokens or self.tokens
+        return self.model_copy(update={"prompts": min(prompts, self.prompts), "tokens": min(tokens, self.tokens)})
+
+    def protocol(self) -> dict[str, Any]:
+        """What the records of a set depend on."""
+        return self.model_dump(exclude={"label", "level", "quick", "in_quick", "sets"})
+
+
+class Row(_Strict):
+    """A method under the paper's name.
+
+    Attributes:
+        method: as `--method` takes it; {reserved} is the retrieved share of the row `after`, {warm} a file of
+            `outpace warmup` made for this target, in 5 rounds or in as many as {warm25} says. Empty for a row that
+            needs what is missing.
+        after: the row whose records decide {reserved}; it is measured first.
+        runs: labels of the runs that have it; empty for all.
+        missing: why the row cannot be measured.
+        needs_drafter: the name that `--drafter NAME=PATH` must give; the row is left out without it.
+        beyond: a row that the paper does not have.
+        quick: whether `--quick` measures it.
+    """
+
+    name: str
+    method: str = ""
+    after: str | None = None
+    runs: tuple[str, ...] = ()
+    missing: str | None = None
+    needs_drafter: str | None = None
+    beyond: bool = False
+    quick: bool = True
+
+
+class Sweep(_Strict):
+    """Rows made from one method and lists of values, in all combinations; NAME and METHOD hold {fields}."""
+
+    name: str
+    method: str
+    values: dict[str, tuple[float | int | str, ...]]
+    quick: dict[str, tuple[float | int | str, ...]] | None = None  # the coarse values of a quick run
+
+    def cells(self, is_quick: bool) -> dict[str, dict[str, float | int | str]]:
+        """Values by the name of their row."""
+        values = self.quick if is_quick and self.quick is not None else self.values
+        cells = [dict(zip(values, combination)) for combination in product(*values.values())]
+        return {self.name.format(**cell): cell for cell in cells}
+
+    def rows(self, is_quick: bool) -> list[Row]:
+        """A row per combination."""
+        return [Row(name=name, method=self.method.format(**cell)) for name, cell in self.cells(is_quick).items()]
+
+
+class MetricColumn(_Strict):
+    """A metric under the paper's name."""
+
+    metric: str
+    title: str
+
+    @model_validator(mode="after")
+    def _known(self) -> "MetricColumn":
+        if self.metric not in METRICS:
+            raise ValueError(f"metric={self.metric!r}: one of {', '.join(METRICS)}")
+        return self
+
+
+class Value(_Strict):
+    """Values that the paper prints, by set of prompts ("mean" for its average), of one of its targets."""
+
+    of: str = ""
+    run: str = ""
+    row: str
+    metric: str
+    sets: dict[str, float]
+
+
+class Claim(_Strict):
+    """What the paper claims, as a comparison of this exhibit's rows. One of the comparisons is given.
+
+    Attributes:
+        order: rows, the one that the paper has first in front: each has more of the metric than the next. Of metrics
+            that are better when smaller, less.
+        falls, rises: rows whose metric falls or rises from run to run, in their order.
+        over: the metric is the ratio to this row's.
+        at_least, at_most: bounds of the metric of `rows`.
+        larger_on: two groups of sets; the metric of `rows` is larger on the first.
+        check: a name of `checks.CHECKS`, which is counted rather than measured.
+        missing: why nothing here can tell.
+        contradiction: where the paper's own numbers differ from the claim.
+        why: reasons by verdict.
+    """
+
+    id: str
+    text: str
+    metric: str = "speedup"
+    order: tuple[str, ...] = ()
+    falls: tuple[str, ...] = ()
+    rises: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    over: str | None = None
+    larger_on: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    check: str | None = None
+    missing: str | None = None
+    contradiction: str | None = None
+    runs: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    why: dict[Verdict, str] = {}
+
+    @model_validator(mode="after")
+    def _one_comparison(self) -> "Claim":
+        bound = self.at_least is not None or self.at_most is not None
+        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.check]
+        given = sum(map(bool, kinds))
+        if given > 1 or not (given or self.missing or self.contradiction):
+            raise ValueError(
+                f"claim {self.id}: give one of order, falls, rises, larger_on, check, a bound, missing, contradiction"
+            )
+        if (bound or self.larger_on) and not self.rows:
+            raise ValueError(f"claim {self.id}: name its rows")
+        if self.metric not in METRICS:
+            raise ValueError(f"claim {self.id}: metric={self.metric!r}: one of {', '.join(METRICS)}")
+        return self
+
+    @property
+    def named_rows(self) -> tuple[str, ...]:
+        """Rows that it compares."""
+        over = () if self.over is None else (self.over,)
+        return (*self.order, *self.falls, *self.rises, *self.rows, *over)
+
+
+class Figure(_Strict):
+    """How the exhibit is drawn.
+
+    Attributes:
+        kind: bars of rows by set; lines of rows over the runs' levels; points of rows, `x` and `metric`; a grid of the
+            sweep's two fields `x` and `y`.
+        sets: those that are drawn; empty for all.
+    """
+
+    kind: Literal["bars", "lines", "points", "grid"]
+    metric: str
+    x: str | None = None
+    y: str | None = None
+    sets: tuple[str, ...] = ()
+
+
+class Exhibit(_Strict):
+    """A numbered table or figure, or an algorithm.
+
+    Attributes:
+        name: as in the paper: "table 1", "figure 2".
+        shows: the paper's rows, columns, models and protocol.
+        here: what is different in these runs.
+        kind: diagrams are checked by tests, which `tests` names.
+        columns: the paper's metrics.
+    """
+
+    paper: str
+    name: str
+    title: str
+    shows: str
+    here: str = ""
+    kind: Literal["measured", "diagram"] = "measured"
+    rows: tuple[Row, ...] = ()
+    sweep: Sweep | None = None
+    runs: tuple[ExhibitRun, ...] = ()
+    columns: tuple[MetricColumn, ...] = ()
+    values: tuple[Value, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    figure: Figure | None = None
+    tests: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "Exhibit":
+        if self.sweep is not None:
+            return self
+        names, runs = {PLAIN_ROW, *(row.name for row in self.rows)}, {run.label for run in self.runs}
+        for claim in self.claims:
+            if unknown := {*claim.named_rows} - names or {*claim.runs} - runs:
+                raise ValueError(f"claim {claim.id}: no row or run is named {', '.join(sorted(unknown))}")
+        if unknown := {row.after for row in self.rows if row.after is not None} - names:
+            raise ValueError(f"after: no row is named {', '.join(sorted(unknown))}")
+        return self
+
+    def rows_of(self, is_quick: bool) -> list[Row]:
+        """The rows to measure."""
+        swept = [] if self.sweep is None else self.sweep.rows(is_quick)
+        return [*(row for row in self.rows if row.quick or not is_quick), *swept]
+
+    def runs_of(self, is_quick: bool) -> list[ExhibitRun]:
+        """The runs to measure them in."""
+        return [run.shortened() for run in self.runs if run.in_quick] if is_quick else list(self.runs)
+
+
+def read_exhibits(paper: str) -> list[Exhibit]:
+    """All exhibits of a paper, tables first, in the order of their numbers.
+
+    Raises:
+        InvalidRequest: a paper that there is not, or a file with an unknown field.
+    """
+    if paper not in PAPERS:
+        raise InvalidRequest(f"paper={paper!r}: one of {', '.join(PAPERS)}")
+    found = []
+    for file in (files("outpace") / "bench" / "paper" / "exhibits" / paper).iterdir():
+        if not file.name.endswith(".toml"):
+            continue
+        try:
+            found.append(Exhibit(paper=paper, **tomllib.loads(file.read_text(encoding="utf-8"))))
+        except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
+            raise InvalidRequest(f"exhibit {paper}/{file.name}: {error}") from error
+    return sorted(found, key=lambda exhibit: _place(exhibit.name))
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    kind, _, number = name.partition(" ")
+    kinds = ("table", "figure", "section", "algorithm")
+    return kinds.index(kind) if kind in kinds else len(kinds), int(number) if number.isdigit() else 0, number
+
+
+def chosen(exhibits: Sequence[Exhibit], tables: Sequence[int], figures: Sequence[int]) -> list[Exhibit]:
+    """The exhibits of these numbers; all, where none is given.
+
+    Raises:
+        InvalidRequest: a number that the paper does not have.
+    """
+    if not tables and not figures:
+        return list(exhibits)
+    by_name: Mapping[str, Exhibit] = {exhibit.name: exhibit for exhibit in exhibits}
+    names = [*(f"table {number}" for number in tables), *(f"figure {number}" for number in figures)]
+    for name in names:
+        if name not in by_name:
+            raise InvalidRequest(f"{name.replace(' ', '=')}: the paper has {', '.join(by_name)}")
+    return [by_name[name] for name in dict.fromkeys(names)]

@@ -1,0 +1,371 @@
+"""Runs what exhibits need. Rows that are measured alike are measured together, interleaved, whichever exhibit has them.
+
+A folder has manifest.json and records/RUN/METHODS/records.jsonl: records belong to one plain decoding of one set. A
+stopped run goes on where it was; rows that are there already are not measured again.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from outpace.api import Model
+from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
+from outpace.bench.paper.metrics import Measured, measured
+from outpace.bench.paper.verdicts import Cells
+from outpace.bench.records import RECORDS, RunFolder
+from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
+from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem, read_workload
+from outpace.lib.errors import InvalidRequest, OutpaceError
+
+MANIFEST = "manifest.json"
+WARM_ROUNDS, WARM_SET = 5, "sharegpt"  # of Graft's warm-up (its table 4): rounds, and whose prompts
+WARM_BUDGET = 15  # drafted nodes of methods that name no budget
+_WARM = re.compile(r"\{warm(\d*)\}")
+Record = dict[str, Any]
+
+
+@dataclass
+class SetRun:
+    """Rows that are measured on one set in one run, with one drafter.
+
+    Attributes:
+        rows: by method, as exhibits name it.
+        after: for methods that need {reserved}, the method whose records decide it.
+    """
+
+    run: ExhibitRun
+    of: str
+    drafter: str | None = None
+    rows: dict[str, Row] = field(default_factory=dict)
+    after: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Names the folder of its records."""
+        return _digest(self.run.protocol() | {"set": self.of, "drafter": self.drafter})
+
+    @property
+    def slots(self) -> int:
+        return self.run.in_flight or self.run.batch
+
+
+def jobs_of(exhibits: Sequence[Exhibit], is_quick: bool) -> list[SetRun]:
+    """All that exhibits need, each run once; those that share a loaded target follow each other."""
+    jobs: dict[str, SetRun] = {}
+    for exhibit in exhibits:
+        rows = exhibit.rows_of(is_quick)
+        methods = {row.name: row.method for row in rows}
+        for run in exhibit.runs_of(is_quick):
+            for row in rows:
+                if row.runs and run.label not in row.runs:
+                    continue
+                for of in run.sets:
+                    job = SetRun(run, of, row.needs_drafter)
+                    job = jobs.setdefault(job.key, job)
+                    if row.method:
+                        job.rows.setdefault(row.method, row)
+                    if row.after is not None:
+                        job.after[row.method] = methods[row.after]
+    return sorted(jobs.values(), key=lambda job: (job.slots, job.drafter or ""))
+
+
+def drafting(exhibits: Sequence[Exhibit]) -> list[str]:
+    """Methods of exhibits, for what a drafter of the caller's may serve."""
+    return sorted({row.method.partition(":")[0] for one in exhibits for row in one.rows_of(False) if row.method})
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class PromptSets:
+    """Sets of prompts by name.
+
+    Args:
+        data: a folder of NAME_dev.jsonl or NAME.jsonl; None takes the package's own prompts for every set.
+
+    Raises:
+        InvalidRequest: no such folder.
+    """
+
+    def __init__(self, data: Path | None) -> None:
+        self.data = data
+        if data is not None and not data.is_dir():
+            raise InvalidRequest(f"data={str(data)!r}: no such folder; leave it out for the prompts of this package")
+
+    def of(self, name: str, run: ExhibitRun) -> tuple[WorkItem, ...]:
+        """First turns of a set: those that only warm, then those to measure.
+
+        Raises:
+            InvalidRequest: no file has the set.
+        """
+        items = self._all(name)[: run.prompts + run.warm]
+        return tuple(
+            replace(item, dataset=name, turns=(item.turns[0][: run.characters],), raw=item.raw or run.raw)
+            for item in items
+        )
+
+    def _all(self, name: str) -> list[WorkItem]:
+        if self.data is None:
+            return read_workload("builtin")
+        stem, _, category = name.partition("/")
+        for file in (f"{stem}_dev.jsonl", f"{stem}.jsonl"):
+            if (self.data / file).is_file():
+                items = read_workload(str(self.data / file))
+                kept = [item for item in items if category in ("", item.category)]
+                if not kept:
+                    raise InvalidRequest(f"set {name!r}: {file} has no prompts of this category")
+                return kept
+        raise InvalidRequest(f"set {name!r}: {self.data} has no {stem}_dev.jsonl")
+
+    def to_warm(self, rounds: int, file: Path) -> str:
+        """The workload of a warm-up: prompts to train on, not those that are measured. `file`: where to write them."""
+        training = None if self.data is None else self.data / "train_prompts.jsonl"
+        if training is None or not training.is_file():
+            return f"builtin:{rounds}"
+        lines = [line for line in training.read_text(encoding="utf-8").split("\n") if line.strip()]
+        own = [line for line in lines if json.loads(line)["dataset"] == WARM_SET]
+        file.write_text("".join(f"{line}\n" for line in own[:rounds]), encoding="utf-8")
+        return str(file)
+
+
+@dataclass
+class Suite:
+    """Measures exhibits into a folder.
+
+    Attributes:
+        load: the target, with so many slots and one drafter of the caller's, by path.
+        drafters: paths of drafters by the names that rows need.
+        names: of methods, as records have them, by job and method.
+        absent: why a method could not be measured, by job and method.
+        load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
+    """
+
+    folder: Path
+    target: str
+    is_quick: bool
+    prompts: PromptSets
+    load: Callable[[int, str | None], Model]
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    load_before: dict[str, float] = field(default_factory=dict)
+
+    def resume(self) -> None:
+        """Read what an earlier run left.
+
+        Raises:
+            InvalidRequest: it measured another target, other prompts, or another length.
+        """
+        file = self.folder / MANIFEST
+        if not file.is_file():
+            return
+        about = json.loads(file.read_text())
+        for name, wanted in self._identity().items():
+            if about[name] != wanted:
+                raise InvalidRequest(
+                    f"out={str(self.folder)!r}: its records were made with {name}={about[name]!r}, and this run has "
+                    f"{wanted!r}; choose a new folder"
+                )
+        self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
+
+    def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[], None], date: str) -> None:
+        """Measure what is not there yet. `advance` is called for every prompt of every job."""
+        self._write_manifest(date)
+        model, loaded_as = None, None
+        for job in jobs_of(exhibits, self.is_quick):
+            if job.drafter is not None and job.drafter not in self.drafters:
+                self._leave_out(job, job.rows, f"no drafter: give --drafter {job.drafter}=PATH")
+                for _ in range(self._prompts_of(job)):
+                    advance()
+                continue
+            wanted = (job.slots, job.drafter)
+            if model is None or loaded_as != wanted:
+                model, loaded_as = None, wanted  # freed before the next is loaded
+                model = self.load(wanted[0], None if job.drafter is None else self.drafters[job.drafter])
+            self._measure_job(model, job, advance)
+            self._write_manifest(date)
+        self._write_manifest(date)
+
+    def total(self, exhibits: Sequence[Exhibit]) -> int:
+        """How often `advance` is called."""
+        return sum(self._prompts_of(job) for job in jobs_of(exhibits, self.is_quick))
+
+    def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float) -> float:
+        """About how long exhibits take by themselves, if all rows were as fast as plain decoding.
+
+        Args:
+            plain_ms: milliseconds of a token.
+        """
+        tokens = sum(
+            (job.run.prompts + job.run.warm) * job.run.tokens * (1 + len(job.rows))
+            for job in jobs_of(exhibits, self.is_quick)
+            if job.drafter is None or job.drafter in self.drafters
+        )
+        return tokens * plain_ms / 60e3
+
+    def _prompts_of(self, job: SetRun) -> int:
+        return len(self.prompts.of(job.of, job.run)) - job.run.warm
+
+    def _identity(self) -> dict[str, Any]:
+        """What all records of a folder share."""
+        return {"target": self.target, "quick": self.is_quick, "data": str(self.prompts.data or "builtin")}
+
+    def _write_manifest(self, date: str) -> None:
+        about = self._identity() | {"names": self.names, "absent": self.absent, "machine": self.machine}
+        about |= {"load": self.load_before, "date": date}
+        scratch = self.folder / f"{MANIFEST}.tmp"
+        scratch.write_text(json.dumps(about, indent=1))
+        os.replace(scratch, self.folder / MANIFEST)
+
+    def _leave_out(self, job: SetRun, methods: Iterable[str], reason: object) -> None:
+        self.absent |= {f"{job.key} {method}": str(reason) for method in methods}
+
+    def _measure_job(self, model: Model, job: SetRun, advance: Callable[[], None]) -> None:
+        usable = self._usable(model, job)
+        first = {method: self._with_warm_file(method) for method in usable if "{reserved}" not in method}
+        self._measure(model, job, first, advance)
+        if later := [method for method in usable if "{reserved}" in method]:
+            self._measure(model, job, self._reserved(job, later), lambda: None)
+
+    def _usable(self, model: Model, job: SetRun) -> list[str]:
+        """Methods of a job that this target has what they need for."""
+        found = []
+        for method, row in job.rows.items():
+            try:
+                if row.missing is None:
+                    model.proposer(self._with_warm_file(method.replace("{reserved}", "0.5")))
+                    found.append(method)
+                    continue
+                reason: object = row.missing
+            except OutpaceError as error:
+                reason = error
+            self._leave_out(job, [method], reason)
+        return found
+
+    def _with_warm_file(self, method: str) -> str:
+        """A method with the file of a warm-up at its budget in place of {warm}, made where it is not there yet."""
+        asked = _WARM.search(method)
+        if asked is None:
+            return method
+        rounds, budget = int(asked[1] or WARM_ROUNDS), re.search(r"budget=(\d+)", method)
+        number = int(budget[1]) if budget else WARM_BUDGET
+        file = self.folder / f"warm-{rounds}-{number}.safetensors"
+        if not file.exists():
+            command = [sys.executable, "-m", "outpace.cli", "warmup", self.target, "--method", "graft:vocabulary=all"]
+            workload = self.prompts.to_warm(rounds, self.folder / f"warm-{rounds}.jsonl")
+            command += ["--budget", str(number), "-w", workload, "--out", str(file)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise InvalidRequest(f"warm-up of graft: {done.stderr.strip().splitlines()[-1]}")
+        return _WARM.sub(str(file), method)
+
+    def _reserved(self, job: SetRun, methods: Iterable[str]) -> dict[str, str]:
+        """Methods with the retrieved share of drafted nodes that the row which they come after had."""
+        cells = read_cells(self.folder, job, self.names)
+        found = {}
+        for method in methods:
+            own = cells.get(job.after[method])
+            if own is None:
+                self._leave_out(job, [method], f"{job.rows[method].after} was not measured")
+                continue
+            share = own.own["retrieved"].sum() / max(own.own["drafted"].sum(), 1.0)
+            found[method] = self._with_warm_file(method.replace("{reserved}", f"{share:.2f}"))
+        return found
+
+    def _measure(self, model: Model, job: SetRun, methods: Mapping[str, str], advance: Callable[[], None]) -> None:
+        """`methods`: as exhibits name them, and as this model takes them."""
+        run, items = job.run, self.prompts.of(job.of, job.run)
+        ready = {asked: as_settled(model, [method])[0] for asked, method in methods.items()}
+        self.names |= {f"{job.key} {asked}": settled for asked, settled in ready.items()}
+        done = {one for records in _folders(self.folder, job.key) for one in _methods(records, self._prompts_of(job))}
+        wanted = tuple(dict.fromkeys(one for one in ready.values() if one not in {PLAIN, *done}))
+        if not wanted and done:
+            for _ in items[run.warm :]:
+                advance()
+            return
+        plan = BenchPlan(
+            (PLAIN, *wanted),
+            items[run.warm :],
+            SamplingParams(max_new_tokens=run.tokens, temperature=run.temperature, seed=0, ignore_eos=run.ignore_eos),
+            warm_items=items[: run.warm],
+            batch_size=run.batch,
+            concurrency=run.in_flight or None,
+            forgets=run.forgets,
+        )
+        bench = BenchRun(model, plan)
+        self.machine = bench.settings
+        folder = RunFolder(self.folder / "records" / job.key / _digest(wanted), bench.settings)
+        records = folder.read(bench.group_sizes)
+        for _ in records[:: len(plan.methods)]:
+            advance()
+        for group in bench.groups(records, advance):
+            folder.append(group)
+
+
+def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
+    """Records of a job, by the plain decoding that they were measured with."""
+    for file in sorted((folder / "records" / key).glob(f"*/{RECORDS}")):
+        yield [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def _methods(records: Sequence[Record], prompts: int) -> set[str]:
+    """Methods that all of the prompts have records of."""
+    counts: dict[str, int] = {}
+    for record in records:
+        counts[record["method"]] = counts.get(record["method"], 0) + 1
+    return {method for method, count in counts.items() if count == prompts}
+
+
+def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str, Measured]:
+    """Measured methods of a job, by method as exhibits name it.
+
+    Raises:
+        InvalidRequest: records that do not say what their method started with.
+    """
+    found = {}
+    asked: dict[str, list[str]] = {}
+    for method in job.rows:
+        asked.setdefault(names.get(f"{job.key} {method}", method), []).append(method)
+    for records in _folders(folder, job.key):
+        by_method: dict[str, list[Record]] = {}
+        for record in records:
+            by_method.setdefault(record["method"], []).append(record)
+        plain = by_method[PLAIN]
+        for settled, own in by_method.items():
+            if len(own) == len(plain):  # else stopped within a prompt
+                for method in {*asked.get(settled, ()), *([PLAIN] if settled == PLAIN else [])}:
+                    found[method] = measured(own, plain)
+    return found
+
+
+def cells_of(
+    exhibit: Exhibit, folder: Path, is_quick: bool, names: Mapping[str, str], absent: Mapping[str, str]
+) -> tuple[Cells, dict[str, str]]:
+    """An exhibit's cells, and why rows have none."""
+    cells: dict[tuple[str, str, str], Measured] = {}
+    why: dict[str, str] = {row.name: row.missing for row in exhibit.rows if row.missing is not None}
+    rows = exhibit.rows_of(is_quick)
+    for run, drafter in product(exhibit.runs_of(is_quick), dict.fromkeys(row.needs_drafter for row in rows)):
+        own = [row for row in rows if row.needs_drafter == drafter and (not row.runs or run.label in row.runs)]
+        for of in run.sets:
+            job = SetRun(run, of, drafter, {row.method: row for row in own})
+            found = read_cells(folder, job, names)
+            if PLAIN in found:
+                cells.setdefault((run.label, PLAIN_ROW, of), found[PLAIN])
+            for row in own:
+                if (reason := absent.get(f"{job.key} {row.method}")) is not None:
+                    why[row.name] = reason
+                if row.method in found:
+                    cells[run.label, row.name, of] = found[row.method]
+    return cells, why

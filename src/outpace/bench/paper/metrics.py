@@ -1,0 +1,172 @@
+"""Metrics of the papers, each from sums over prompts, so that prompts can be drawn again for an interval.
+
+The papers count differently: tokens per step with the target's own token (Domino, DynaTree) and without (Graft, by its
+equation 1), as a ratio of sums and as a mean over prompts (DynaTree's second length). Records have what all need.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.bench.records import PHASES
+from outpace.lib.errors import InvalidRequest
+
+Numbers = NDArray[np.float64]
+Sums = Mapping[str, Numbers]
+"""Sums of fields over prompts, one for each time that prompts were drawn."""
+
+_OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", "graft_ms", *PHASES)
+_OF_GROUPS = ("decoded", "decode_ms", "new_tokens", "end_to_end_ms")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row's records on one set in one run.
+
+    Attributes:
+        own, plain: fields of the row and of plain decoding interleaved with it: a number for each prompt, or group of
+            prompts decoded together, in their order.
+        equal, of: how many outputs are those of plain decoding.
+        bugs: differences that rounding does not explain.
+        options: those of the method, with the files and the drafter it started with.
+    """
+
+    own: Mapping[str, Numbers]
+    plain: Mapping[str, Numbers]
+    equal: int
+    of: int
+    bugs: int
+    options: Mapping[str, Any]
+
+    def metric(self, name: str, draws: NDArray[np.int64]) -> Numbers:
+        """A metric of drawn prompts; draws: [times, prompts]."""
+        own, plain = (
+            {field: numbers[draws].sum(-1) for field, numbers in one.items()} for one in (self.own, self.plain)
+        )
+        return METRICS[name].of(own, plain)
+
+    def deviation(self, name: str) -> float:
+        """Standard deviation of a metric over prompts, as DynaTree's tables have it; 0 of one prompt."""
+        each = self.metric(name, np.arange(len(self.own["steps"]))[:, None])
+        return float(each.std(ddof=1)) if len(each) > 1 else 0.0
+
+    @property
+    def starts_with(self) -> str:
+        """What the method knew before the first prompt; no table is printed without it."""
+        files = [
+            f"{name} {Path(file['name']).name} {file['sha256'][:8]}" for name, file in self.options["files"].items()
+        ]
+        drafter = self.options["drafter"]
+        return ", ".join([*files, *([f"drafter {drafter['fingerprint']}"] if drafter else [])]) or "nothing"
+
+
+def measured(records: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]) -> Measured:
+    """One method's records on one set, and those of plain decoding.
+
+    Raises:
+        InvalidRequest: records that do not say what the method started with.
+    """
+    kinds = [record["finding"]["kind"] for record in records]
+    options = records[0]["options"]
+    if missing := {"files", "drafter"} - options.keys():
+        raise InvalidRequest(
+            f"records of {records[0]['method']}: their options lack {', '.join(sorted(missing))}, which leaves open "
+            "what it started with; measure it again"
+        )
+    return Measured(_fields(records), _fields(plain), kinds.count("equal"), len(kinds), kinds.count("bug"), options)
+
+
+def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
+    groups: dict[int, list[Mapping[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(record["group"]["number"], []).append(record)
+    fields: dict[str, list[float]] = {}
+    for number in sorted(groups):
+        own = groups[number]
+        cells = {name: own[0]["group"][name] for name in _OF_GROUPS}
+        cells |= {name: sum(record[name] for record in own) for name in _OF_RECORDS}
+        cells |= {"requests": len(own), "equal": sum(record["equal"] for record in own)}
+        cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
+        cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
+        cells |= {"ttft_ms": sum(record["ttft_ms"] for record in own)}
+        cells |= {"tpot_ms": sum(record["tpot_ms"] or 0.0 for record in own)}
+        cells |= {"per_step": sum(record["tokens_per_step"] for record in own)}
+        cells |= {"rate": sum(1e3 * record["new_tokens"] / record["end_to_end_ms"] for record in own)}
+        for name, value in cells.items():
+            fields.setdefault(name, []).append(float(value))
+    return {name: np.array(numbers) for name, numbers in fields.items()}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a column shows.
+
+    Attributes:
+        of: from sums of a row and those of plain decoding in the same run.
+        fewer_is_better: as for times.
+    """
+
+    title: str
+    of: Callable[[Sums, Sums], Numbers]
+    digits: int = 2
+    unit: str = ""
+    fewer_is_better: bool = False
+
+
+def _ratio(over: str, under: str, factor: float = 1.0) -> Callable[[Sums, Sums], Numbers]:
+    return lambda own, plain: factor * own[over] / np.maximum(own[under], 1e-9)
+
+
+def _per_token(sums: Sums, time: str, tokens: str) -> Numbers:
+    return np.maximum(sums[time], 1e-9) / np.maximum(sums[tokens], 1e-9)
+
+
+METRICS: dict[str, Metric] = {
+    "speedup": Metric(
+        "speedup",
+        lambda own, plain: _per_token(plain, "decode_ms", "decoded") / _per_token(own, "decode_ms", "decoded"),
+        unit="x",
+    ),
+    "end_to_end_speedup": Metric(
+        "speedup with the prompt",
+        lambda own, plain: (
+            _per_token(plain, "end_to_end_ms", "new_tokens") / _per_token(own, "end_to_end_ms", "new_tokens")
+        ),
+        unit="x",
+    ),
+    "speedup_of_rates": Metric(
+        "speedup of mean rates", lambda own, plain: own["rate"] / np.maximum(plain["rate"], 1e-9), unit="x"
+    ),
+    "tokens_per_second": Metric("tokens/s", _ratio("decoded", "decode_ms", 1e3), 1),
+    "end_to_end_rate": Metric("tokens/s with the prompt", _ratio("rate", "requests"), 1),
+    "tokens_per_step": Metric("tokens per step", _ratio("decoded", "steps")),
+    "tokens_per_step_of_prompts": Metric("tokens per step, mean of prompts", _ratio("per_step", "requests")),
+    "accepted_per_step": Metric("accepted per step", _ratio("accepted", "steps")),
+    "accepted_per_drafted": Metric("accepted of drafted", _ratio("accepted", "drafted", 100), 1, "%"),
+    "retrieved_share": Metric("retrieved of accepted", _ratio("accepted_retrieved", "accepted", 100), 1, "%"),
+    "steps": Metric("rounds per request", _ratio("steps", "requests"), 1, fewer_is_better=True),
+    "drafted_per_step": Metric("drafted per step", _ratio("drafted", "steps"), 1),
+    "ttft_ms": Metric("TTFT", _ratio("ttft_ms", "requests"), 1, " ms", True),
+    "tpot_ms": Metric("TPOT", _ratio("tpot_ms", "requests"), 2, " ms", True),
+    **{
+        phase: Metric(phase.replace("_ms", ", ms of a round"), _ratio(phase, "steps"), 2, "", True)
+        for phase in (*PHASES, "graft_ms")
+    },
+    "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True),
+    "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%"),
+    "round_ms": Metric("round, ms", _ratio("own_ms", "steps"), 2, "", True),
+    "bookkeeping": Metric(
+        "retrieval, merging and verdict of a round",
+        lambda own, plain: (
+            100 * sum(own[name] for name in ("graft_ms", "verify_ms", "observe_ms")) / np.maximum(own["own_ms"], 1e-9)
+        ),
+        1,
+        "%",
+        True,
+    ),
+    "commit_share": Metric("commit of a round", _ratio("commit_ms", "own_ms", 100), 1, "%", True),
+}

@@ -1,0 +1,294 @@
+"""The report of a paper: exhibits.json, figures as SVG, and report.html, one file that needs no network."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.paper.checks import CHECKS
+from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
+from outpace.bench.paper.figures import draw
+from outpace.bench.paper.measure import MANIFEST, cells_of
+from outpace.bench.paper.metrics import METRICS
+from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
+from outpace.lib.errors import InvalidRequest
+
+EXHIBITS, REPORT = "exhibits.json", "report.html"
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --dim: #777 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem }
+h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
+td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
+td.number { white-space: nowrap } .dim { color: var(--dim) } svg { max-width: 100%; height: auto; background: white }
+.v { white-space: nowrap; font-weight: 600 } .v.holds { color: #16803c } .v.not { color: #c2410c }
+details { margin: .5rem 0 } summary { cursor: pointer }
+"""
+
+
+@dataclass
+class RecordFolder:
+    """A folder of records, and where they were measured."""
+
+    folder: Path
+    about: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RecordFolder":
+        try:
+            return cls(folder, json.loads((folder / MANIFEST).read_text()))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"from={str(folder)!r}: no {MANIFEST} of `outpace bench paper`: {error}") from error
+
+    @property
+    def name(self) -> str:
+        machine = self.about.get("machine", {})
+        return f"{self.about['target']}, {machine.get('hardware', 'unknown machine')}"
+
+
+@dataclass
+class ShownExhibit:
+    """An exhibit with what one source measured of it."""
+
+    exhibit: Exhibit
+    source: RecordFolder
+    rows: list[Row]
+    runs: list[ExhibitRun]
+    comparison: CellComparison
+    absent: dict[str, str]
+    findings: list[ClaimFinding]
+    svg: str | None
+
+    @classmethod
+    def of(cls, exhibit: Exhibit, source: RecordFolder) -> "ShownExhibit":
+        """Evaluate an exhibit on a folder's records."""
+        is_quick = bool(source.about["quick"])
+        cells, absent = cells_of(exhibit, source.folder, is_quick, source.about["names"], source.about["absent"])
+        comparison, rows, runs = CellComparison(cells), exhibit.rows_of(is_quick), exhibit.runs_of(is_quick)
+        findings = [judge(claim, runs, comparison, CHECKS, absent) for claim in exhibit.claims]
+        svg = draw(exhibit, rows, runs, comparison)
+        return cls(
+            exhibit=exhibit,
+            source=source,
+            rows=rows,
+            runs=runs,
+            comparison=comparison,
+            absent=absent,
+            findings=findings,
+            svg=svg,
+        )
+
+    @property
+    def bugs(self) -> int:
+        """Outputs that differ from plain decoding's and that rounding does not explain."""
+        return sum(cell.bugs for cell in self.comparison.cells.values())
+
+    def table(self) -> list[dict[str, Any]]:
+        """A line for each run and row: values by metric, prompts, equality, and what the row started with."""
+        lines = []
+        for run in self.runs:
+            own_rows = [row for row in self.rows if not row.runs or run.label in row.runs]
+            for row in [Row(name=PLAIN_ROW, method="plain"), *own_rows]:
+                found = {
+                    column.metric: self.comparison.estimate(column.metric, run.label, row.name)
+                    for column in self.exhibit.columns
+                }
+                measured = [one for one in found.values() if one is not None]
+                if row.name == PLAIN_ROW and (not measured or any(one.method == "plain" for one in own_rows)):
+                    continue
+                cells = [
+                    cell
+                    for (label, name, _), cell in self.comparison.cells.items()
+                    if (label, name) == (run.label, row.name)
+                ]
+                lines.append(
+                    {
+                        "run": run.label,
+                        "row": row.name,
+                        "method": row.method,
+                        "beyond": row.beyond,
+                        "starts_with": cells[0].starts_with if cells else None,
+                        "why_not": self.absent.get(row.name),
+                        "prompts": measured[0].prompts if measured else 0,
+                        "equal": measured[0].equal if measured else None,
+                        "bugs": sum(cell.bugs for cell in cells),
+                        "values": {name: one and asdict(one) for name, one in found.items()},
+                        "paper": {
+                            column.metric: [value.model_dump() for value in self._values(run, row.name, column.metric)]
+                            for column in self.exhibit.columns
+                        },
+                    }
+                )
+        return lines
+
+    def _values(self, run: ExhibitRun, row: str, metric: str) -> list[Value]:
+        """What the paper prints."""
+        return [
+            value
+            for value in self.exhibit.values
+            if (value.row, value.metric) == (row, metric) and value.run in ("", run.label)
+        ]
+
+
+def write_report(
+    paper: str, exhibits: Sequence[Exhibit], sources: Sequence[RecordFolder], out: Path
+) -> list[ShownExhibit]:
+    """Write exhibits.json, figures and report.html into `out`; the first source is the one that is drawn."""
+    shown = [[ShownExhibit.of(exhibit, source) for source in sources] for exhibit in exhibits]
+    out.mkdir(parents=True, exist_ok=True)
+    found = [
+        {
+            "paper": one.exhibit.paper,
+            "name": one.exhibit.name,
+            "title": one.exhibit.title,
+            "source": one.source.name,
+            "rows": one.table(),
+            "claims": [asdict(finding) for finding in one.findings],
+        }
+        for of_exhibit in shown
+        for one in of_exhibit
+    ]
+    (out / EXHIBITS).write_text(json.dumps(found, indent=1))
+    (out / "figures").mkdir(exist_ok=True)
+    for first, *_ in shown:
+        if first.svg is not None:
+            (out / "figures" / f"{first.exhibit.name.replace(' ', '-')}.svg").write_text(first.svg)
+    (out / REPORT).write_text(_page(paper, shown, sources), encoding="utf-8")
+    return [one for of_exhibit in shown for one in of_exhibit]
+
+
+VERDICTS = """Each claim compares rows prompt by prompt. It <b>holds</b> if its direction is right on every set and the
+95 % bootstrap interval of the mean over sets excludes equality; <b>on average</b>, if only the interval does. It
+<b>does not hold</b> if the interval excludes equality the other way, and is <b>undecided</b> if it includes it. A row
+beyond the paper says so. Every output is compared with plain decoding's, token by token."""
+
+
+def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordFolder]) -> str:
+    title = f"{paper}: tables, figures and claims, measured again"
+    parts = [f"<h1>{title}</h1>", *(_about(source) for source in sources), "<h2>Claims</h2>"]
+    parts += [f"<p>{VERDICTS}</p>", _claims(shown)]
+    for of_exhibit in shown:
+        exhibit = of_exhibit[0].exhibit
+        parts.append(f"<h2 id='{_anchor(exhibit)}'>{escape(exhibit.name.capitalize())}. {escape(exhibit.title)}</h2>")
+        parts.append(f"<p><b>In the paper:</b> {escape(exhibit.shows)}</p>")
+        if exhibit.here:
+            parts.append(f"<p><b>Here:</b> {escape(exhibit.here)}</p>")
+        if exhibit.tests:
+            parts.append(f"<p>A diagram, checked by {escape(', '.join(exhibit.tests))}.</p>")
+        for one in of_exhibit:
+            parts.append(_exhibit(one, len(sources) > 1))
+    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
+    return (
+        f"<!doctype html><html lang='en'><head>{head}<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
+    )
+
+
+def _about(source: RecordFolder) -> str:
+    about, machine = source.about, source.about.get("machine", {})
+    threads, versions = machine.get("threads", "?"), machine.get("versions", {})
+    made = ", ".join(f"{name} {number}" for name, number in versions.items())
+    length = "quick: few prompts, short answers" if about["quick"] else "full"
+    texts = [
+        f"<b>{escape(source.name)}</b>, {threads} threads; {escape(made)}; {length}; prompts of {escape(about['data'])}"
+    ]
+    texts += [f"measured {about['date']}"] if "date" in about else []
+    if load := about.get("load"):
+        texts.append(
+            f"memory read at {load['read_gb_per_second']:.0f} GB/s before; others used {load['others']:.2f} cores"
+        )
+    return f"<p>{'; '.join(texts)}.</p>"
+
+
+def _anchor(exhibit: Exhibit) -> str:
+    return exhibit.name.replace(" ", "-")
+
+
+def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
+    lines = []
+    for of_exhibit in shown:
+        for one in of_exhibit:
+            for finding in one.findings:
+                kind = {"holds": "holds", "holds on average": "holds", "does not hold": "not"}.get(finding.verdict, "")
+                where = f"<a href='#{_anchor(one.exhibit)}'>{escape(one.exhibit.name)}</a>"
+                numbers = escape(finding.numbers)
+                if finding.more_prompts:
+                    numbers += f"; {finding.more_prompts} prompts would decide"
+                cells = [finding.claim, where, escape(finding.text), f"<span class='v {kind}'>{finding.verdict}</span>"]
+                cells += [numbers, str(finding.prompts or ""), escape(finding.why)]
+                if len(of_exhibit) > 1:
+                    cells.append(escape(one.source.name))
+                lines.append("".join(f"<td>{cell}</td>" for cell in cells))
+    names = ["claim", "exhibit", "the paper claims", "verdict", "difference (95 %)", "n", "why"]
+    if any(len(of_exhibit) > 1 for of_exhibit in shown):
+        names.append("measured on")
+    return _table(names, lines)
+
+
+def _exhibit(one: ShownExhibit, is_one_of_several: bool) -> str:
+    parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
+    if one.svg is not None:
+        parts.append(one.svg)
+    columns = one.exhibit.columns
+    lines, details = [], []
+    for line in one.table():
+        head = f"{escape(line['row'])}{' (beyond the paper)' if line['beyond'] else ''}"
+        cells = [f"<td>{escape(line['run'])}</td><td>{head}<br><span class='dim'>{escape(line['method'])}</span></td>"]
+        for column in columns:
+            cells.append(f"<td>{_printed(line['paper'][column.metric])}</td>")
+            cells.append(f"<td class='number'>{_estimate(column.metric, line['values'][column.metric])}</td>")
+        equal = (
+            "" if line["equal"] is None else f"{line['equal']:.0%}" + (f", {line['bugs']} bugs" if line["bugs"] else "")
+        )
+        why_not = f"<span class='dim'>{escape(line['why_not'])}</span>" if line["why_not"] else ""
+        cells.append(
+            f"<td>{line['prompts'] or why_not}</td><td>{equal}</td><td>{escape(line['starts_with'] or '')}</td>"
+        )
+        lines.append("".join(cells))
+        for column in columns:
+            value = line["values"][column.metric]
+            if value is not None and len(value["sets"]) > 1:
+                by_set = "; ".join(f"{of} {_number(column.metric, number)}" for of, number in value["sets"].items())
+                details.append(
+                    f"<td>{escape(line['run'])}</td><td>{escape(line['row'])}</td><td>{column.title}</td><td>{by_set}</td>"
+                )
+    if lines and columns:
+        names = [
+            "run",
+            "row",
+            *(name for column in columns for name in (f"{column.title}, paper", f"{column.title}, here (95 %; sd)")),
+        ]
+        parts.append(_table([*names, "n", "equal to plain", "starts with"], lines))
+    if details:
+        parts.append(f"<details><summary>By set</summary>{_table(['run', 'row', 'metric', 'sets'], details)}</details>")
+    return "".join(parts)
+
+
+def _printed(values: Sequence[dict[str, Any]]) -> str:
+    """The paper's numbers: its mean where it prints one."""
+    texts = []
+    for value in values:
+        numbers = value["sets"]
+        shown = numbers if "mean" not in numbers else {"mean": numbers["mean"]}
+        texts.append(f"{value['of']} " + ", ".join(f"{of} {number:g}" for of, number in shown.items()))
+    return "<br>".join(escape(text.strip()) for text in texts)
+
+
+def _number(metric: str, value: float) -> str:
+    return f"{value:.{METRICS[metric].digits}f}{METRICS[metric].unit}"
+
+
+def _estimate(metric: str, value: dict[str, Any] | None) -> str:
+    """A value with its interval and its standard deviation over prompts."""
+    if value is None:
+        return "-"
+    text, digits = _number(metric, value["value"]), METRICS[metric].digits
+    interval = "" if value["low"] is None else f"{value['low']:.{digits}f} to {value['high']:.{digits}f}; "
+    spread = f"sd {value['deviation']:.{digits}f}" if value["prompts"] > len(value["sets"]) else ""
+    return f"{text} <span class='dim'>({interval}{spread})</span>" if interval or spread else text
+
+
+def _table(names: Sequence[str], lines: Sequence[str]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f"<div class='wide'><table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table></div>"

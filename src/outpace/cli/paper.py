@@ -1,0 +1,123 @@
+"""`outpace bench paper`: the tables and figures of a paper, measured again, with a verdict for every claim."""
+
+import json
+from dataclasses import replace
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outpace.cli.options import AsJson, aside, load_for, progress_bar
+from outpace.core.settings import LoadSettings
+from outpace.lib.checks import path_of
+from outpace.lib.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from outpace.api import Model
+    from outpace.bench.paper.exhibit import Exhibit
+    from outpace.bench.paper.measure import Suite
+
+TARGET = "smollm2-135m"
+
+
+def paper(
+    name: Annotated[str, typer.Argument(metavar="domino|dynatree|graft", help="The paper.")],
+    table: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A table; by default all exhibits.")] = None,
+    figure: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A figure.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few prompts and short answers: minutes, and most claims stay undecided.")
+    ] = False,
+    target: Annotated[str, typer.Option(metavar="MODEL", help="The target.")] = TARGET,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="A drafter for all rows, or NAME=PATH for the rows that name it."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of NAME_dev.jsonl; by default the prompts of this package."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="By default runs/paper/NAME; a stopped run continues there.")
+    ] = None,
+    others: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="FOLDER", help="Show another machine's records too.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List exhibits, what they need and the minutes they take.")
+    ] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a paper's tables and figures again and write report.html, with a verdict for each claim. Exit status 1
+    only for an output that differs from plain decoding's."""
+    from outpace.bench.paper.exhibit import chosen, read_exhibits
+    from outpace.bench.paper.measure import PromptSets, Suite
+    from outpace.bench.paper.page import REPORT, RecordFolder, write_report
+
+    import_module("matplotlib")  # before the model is loaded, which takes long
+    exhibits = chosen(read_exhibits(name), table or (), figure or ())
+    folder = path_of(out) if out is not None else Path("runs/paper") / name
+    named = dict(one.split("=", 1) for one in drafter or () if "=" in one)
+    general = [one for one in drafter or () if "=" not in one]
+    if len(general) > 1:
+        raise InvalidRequest(f"drafter={general!r}: give one for all rows, others as NAME=PATH")
+    settings = LoadSettings(model=target, drafter=general[0] if general else None)
+
+    def loaded(slots: int, of_row: str | None) -> "Model":
+        from outpace.bench.paper.measure import drafting
+
+        own = settings if of_row is None else replace(settings, drafter=of_row)
+        return load_for(own, drafting(exhibits) if own.drafter else None, slots)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    suite = Suite(folder, target, quick, PromptSets(None if data is None else path_of(data)), loaded, named)
+    if list_:
+        _list(suite, exhibits)
+        return
+    if not report_only:
+        suite.resume()
+        suite.load_before = suite.load_before or _load_of_machine()
+        with progress_bar(f"{name}", suite.total(exhibits)) as advance:
+            suite.measure(exhibits, advance, str(date.today()))
+    sources = [RecordFolder.read(one) for one in (folder, *(path_of(other) for other in others or ()))]
+    shown = write_report(name, exhibits, sources, folder)
+    findings = [finding for one in shown for finding in one.findings]
+    if not as_json:
+        for finding in findings:
+            aside(f"{finding.claim}: {finding.verdict}. {finding.text} {finding.numbers}")
+    bugs = sum(one.bugs for one in shown)
+    print(
+        json.dumps(
+            {"report": str(folder / REPORT), "claims": {one.claim: one.verdict for one in findings}, "bugs": bugs}
+        )
+    )
+    if bugs:
+        raise typer.Exit(1)
+
+
+def _load_of_machine() -> dict[str, float]:
+    """Cores that other programs use, and how fast memory is read."""
+    import torch
+
+    from outpace.doctor.machine import bandwidth, other_processes
+
+    return {"others": other_processes().cores, "read_gb_per_second": bandwidth(torch.get_num_threads())[1] / 1e9}
+
+
+def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
+    """A line for each exhibit."""
+    from outpace.bench.sheet import Column, Sheet
+
+    model = suite.load(1, None)
+    answer = model.generate("Count to thirty.", method="plain", max_new_tokens=32, ignore_eos=True)
+    lines = []
+    for exhibit in exhibits:
+        minutes = suite.minutes([exhibit], answer.metrics.tpot_ms)
+        sets = dict.fromkeys(of for run in exhibit.runs_of(suite.is_quick) for of in run.sets)
+        takes = "diagram" if exhibit.kind == "diagram" else f"{minutes:.0f} min"
+        claims = ", ".join(claim.id for claim in exhibit.claims)
+        lines.append([exhibit.name, exhibit.title, ", ".join(sets), claims, takes])
+    columns = [Column("exhibit", is_name=True), Column("shows", prose=50), Column("sets", 3, prose=40)]
+    Sheet([*columns, Column("claims", 2, prose=20), Column("takes")], lines).show()

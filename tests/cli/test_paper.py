@@ -1,0 +1,44 @@
+"""`outpace bench paper`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outpace.lib.errors import InvalidRequest
+from tests.cli.runner import assert_refused, last_json, run
+
+
+def test_bench_paper_is_a_command_of_its_own(tmp_path: Path) -> None:
+    """Guards against `bench paper` that is refused for want of prompts, and an exhibit without records that loads a
+    model."""
+    command = [sys.executable, "-m", "outpace.cli", "bench", "paper", "graft", "--table", "7", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["claims"] == {"G17": "holds"}
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_a_report_is_made_again_from_its_records(tmp_path: Path) -> None:
+    """Guards against a report that needs the model."""
+    options = ("paper", "graft", "--table", "7", "--out", str(tmp_path))
+    last_json(run(*options))
+    assert last_json(run(*options, "--report-only"))["bugs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("medusa",), "paper='medusa'"),
+        (("graft", "--table", "99"), "table=99"),
+        (("graft", "--data", "nowhere"), "data='nowhere'"),
+        (("graft", "--from", "nowhere", "--table", "7"), "from='nowhere'"),
+        (("graft", "--drafter", "a", "--drafter", "b"), "drafter="),
+    ],
+)
+def test_bad_options_are_refused(options: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    """Guards against options that are ignored."""
+    assert_refused(run("paper", *options, "--out", str(tmp_path)), text, kind=InvalidRequest)

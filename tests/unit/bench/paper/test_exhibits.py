@@ -1,0 +1,78 @@
+"""The exhibits of the three papers."""
+
+from pathlib import Path
+
+import pytest
+
+from outpace.bench.paper.checks import CHECKS
+from outpace.bench.paper.exhibit import PAPERS, chosen, read_exhibits
+from outpace.bench.paper.metrics import METRICS
+from outpace.lib.errors import InvalidRequest, OutpaceError
+from outpace.methods.catalog import parse_method
+
+ROOT = Path(__file__).parents[4]
+COUNTS = {"domino": (6, 4), "dynatree": (5, 9), "graft": (14, 7)}  # numbered tables and figures
+CLAIMS = {"domino": ("D", 22), "dynatree": ("Y", 18), "graft": ("G", 28)}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_table_figure_and_claim_is_there(paper: str) -> None:
+    """Guards against an exhibit or a claim that is left out without a word."""
+    exhibits = read_exhibits(paper)
+    names = [exhibit.name for exhibit in exhibits]
+    tables, figures = COUNTS[paper]
+    assert {f"table {n}" for n in range(1, tables + 1)} | {f"figure {n}" for n in range(1, figures + 1)} <= set(names)
+    ids = [claim.id for exhibit in exhibits for claim in exhibit.claims]
+    assert len(ids) == len(set(ids))
+    letter, count = CLAIMS[paper]
+    numbers = {int("".join(filter(str.isdigit, one.split(" ")[0]))) for one in ids if one.startswith(letter)}
+    assert numbers == set(range(1, count + 1))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_exhibits_name_methods_tests_and_checks_that_exist(paper: str) -> None:
+    """Guards against an option that was renamed, and a test that moved."""
+    for exhibit in read_exhibits(paper):
+        for row in exhibit.rows_of(False):
+            if row.method and "{warm" not in row.method:
+                method = parse_method(row.method.replace("{reserved}", "0.5"))
+                assert method.budget is not None or row.method == "plain", f"{exhibit.name}: {row.name} has no budget"
+        for test in exhibit.tests:
+            assert (ROOT / test.partition("::")[0]).is_file(), f"{exhibit.name}: {test}"
+        for claim in exhibit.claims:
+            assert claim.check is None or claim.check in CHECKS
+            assert claim.why or claim.missing or claim.contradiction or claim.check, f"{claim.id} has no reason"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_the_papers_own_numbers_contradict_is_said(paper: str) -> None:
+    """Guards against a claim about every set that the paper's own table does not bear out, unnoticed."""
+    for exhibit in read_exhibits(paper):
+        for claim in exhibit.claims:
+            sign = -1.0 if METRICS[claim.metric].fewer_is_better else 1.0
+            cells: dict[tuple[str, str, str], dict[str, float]] = {}
+            for value in exhibit.values:
+                if value.metric == claim.metric and (not claim.runs or value.run in claim.runs):
+                    for of, number in value.sets.items():
+                        if not claim.sets or of in claim.sets:
+                            cells.setdefault((value.of, value.run, of), {})[value.row] = number
+            for place, own in cells.items():
+                for first, second in zip(claim.order, claim.order[1:]):
+                    if first in own and second in own:
+                        agrees = sign * (own[first] - own[second]) >= 0
+                        assert agrees or claim.contradiction, f"{claim.id}: {place}"
+
+
+def test_counted_claims_hold() -> None:
+    """Guards against templates that differ from the paper's table."""
+    assert all(check()[0] for check in CHECKS.values())
+
+
+def test_numbers_choose_exhibits() -> None:
+    """Guards against a number that is ignored."""
+    exhibits = read_exhibits("graft")
+    assert [one.name for one in chosen(exhibits, [14, 1], [2])] == ["table 14", "table 1", "figure 2"]
+    with pytest.raises(InvalidRequest, match="table=15"):
+        chosen(exhibits, [15], [])
+    with pytest.raises(OutpaceError, match="paper='medusa'"):
+        read_exhibits("medusa")

@@ -1,0 +1,162 @@
+"""Exhibits that are measured on a small model: resumed, shared, and with an error planted."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.api import Model
+from outpace.bench.paper.exhibit import Exhibit
+from outpace.bench.paper.measure import MANIFEST, PromptSets, Suite, jobs_of
+from outpace.bench.paper.page import REPORT, RecordFolder, ShownExhibit, write_report
+from outpace.lib.errors import InvalidRequest
+from tests.unit.models.tiny import save_tiny_model
+
+RUN = {"label": "T = 0", "sets": ("letters", "digits/odd"), "prompts": 3, "tokens": 12}
+ROWS = [{"name": "TR", "method": "recycle:budget=6"}, {"name": "PLD", "method": "lookup:budget=4"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
+    return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    letters = [{"id": str(n), "turns": ["abcab" * (n + 2)], "raw": True} for n in range(4)]
+    digits = [
+        {"id": str(n), "turns": ["1212" * (n + 2)], "raw": True, "category": "odd" if n % 2 else "even"}
+        for n in range(8)
+    ]
+    for name, rows in (("letters_dev", letters), ("digits", digits)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def exhibit(name: str = "table 1", **changes: Any) -> Exhibit:
+    claim = {"id": "G1", "text": "TR over PLD", "metric": "tokens_per_step", "order": ("TR", "PLD")}
+    given = {
+        "paper": "graft",
+        "name": name,
+        "title": "Rows",
+        "shows": "rows",
+        "rows": ROWS,
+        "runs": [RUN],
+        "claims": [claim],
+    }
+    given["columns"] = [{"metric": "tokens_per_step", "title": "MAT"}]
+    return Exhibit.model_validate(given | changes)
+
+
+@pytest.fixture
+def suite(model: Model, data: Path, tmp_path: Path) -> Callable[[], Suite]:
+    return lambda: Suite(tmp_path, "tiny", False, PromptSets(data), lambda slots, drafter: model)
+
+
+def shown(suite: Suite, *exhibits: Exhibit) -> list[ShownExhibit]:
+    suite.measure(exhibits, lambda: None, "today")
+    return write_report("graft", exhibits, [RecordFolder.read(suite.folder)], suite.folder)
+
+
+def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Suite]) -> None:
+    """Guards against a table without the equality column, or without what a row started with."""
+    (found,) = shown(suite(), exhibit())
+    lines = {line["row"]: line for line in found.table()}
+    assert list(lines) == ["plain", "TR", "PLD"]
+    assert all(line["equal"] == 1.0 and line["prompts"] == 6 for line in lines.values())
+    assert lines["TR"]["starts_with"] == "nothing"
+    assert set(lines["TR"]["values"]["tokens_per_step"]["sets"]) == {"letters", "digits/odd"}
+    page = (suite().folder / REPORT).read_text()
+    assert "TR over PLD" in page
+    assert "http" not in page.replace("http://www.w3.org", "")  # no network
+
+
+def test_a_row_that_needs_what_is_missing_is_listed_with_the_reason(suite: Callable[[], Suite]) -> None:
+    """Guards against rows that vanish, and a verdict about them."""
+    claims = [{"id": "G1", "text": "x", "order": ("Medusa", "TR")}]
+    rows = [
+        *ROWS,
+        {"name": "Medusa", "method": "medusa:budget=7"},
+        {"name": "Own", "method": "eagle3", "needs_drafter": "own"},
+    ]
+    (found,) = shown(suite(), exhibit(rows=rows, claims=claims))
+    why = {line["row"]: line["why_not"] for line in found.table()}
+    assert "drafter of kind medusa" in why["Medusa"]
+    assert "--drafter own=PATH" in why["Own"]
+    assert found.findings[0].verdict == "not testable here"
+
+
+def test_a_second_exhibit_measures_only_new_rows(suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against runs that are made anew for every exhibit, and for every start."""
+    shown(suite(), exhibit())
+    second = suite()
+    second.resume()
+    asked: list[str] = []
+    model = second.load(1, None)
+    generate = model.generate
+
+    def listening(*given: Any, **options: Any) -> Any:
+        asked.append(options["method"])
+        return generate(*given, **options)
+
+    monkeypatch.setattr(model, "generate", listening)
+    more = [*ROWS, {"name": "PLD 2", "method": "lookup:budget=2"}]
+    found = shown(second, exhibit(), exhibit("table 2", rows=more))
+    assert {name.partition(",")[0] for name in asked} == {"plain", "lookup:budget=2"}
+    assert [line["row"] for line in found[1].table()] == ["plain", "TR", "PLD", "PLD 2"]
+    assert all(line["prompts"] == 6 for line in found[1].table())
+
+
+def test_an_output_that_differs_is_a_bug(suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a report that hides a method which changes the text."""
+    own = suite()
+    model = own.load(1, None)
+    generate = model.generate
+
+    def tampered(*given: Any, **options: Any) -> Any:
+        answers = generate(*given, **options)
+        if not options["method"].startswith("lookup"):
+            return answers
+        ids = [answer.token_ids for answer in answers]
+        changed = [(*one[:5], (one[5] + 1) % 50, *one[6:]) for one in ids]
+        return [
+            replace(answer, samples=(replace(answer.samples[0], token_ids=own),))
+            for answer, own in zip(answers, changed, strict=True)
+        ]
+
+    monkeypatch.setattr(model, "generate", tampered)
+    (found,) = shown(own, exhibit())
+    assert {line["row"]: line["bugs"] for line in found.table()}["PLD"] == 6
+    assert found.bugs == 6
+
+
+def test_a_folder_of_another_target_is_refused(suite: Callable[[], Suite]) -> None:
+    """Guards against records of two targets in one table."""
+    shown(suite(), exhibit())
+    other = suite()
+    other.target = "another"
+    with pytest.raises(InvalidRequest, match="target='tiny'"):
+        other.resume()
+    about = json.loads((other.folder / MANIFEST).read_text())
+    assert about["machine"]["model"]
+
+
+def test_rows_after_another_get_its_share(suite: Callable[[], Suite]) -> None:
+    """Guards against an ablation with slots that its method never had."""
+    rows = [ROWS[0], {"name": "later", "method": "recycle:budget=6,matrix=shared,context={reserved}", "after": "TR"}]
+    jobs = jobs_of([exhibit(rows=rows, claims=[])], False)
+    assert jobs[0].after == {rows[1]["method"]: "recycle:budget=6"}
+
+
+def test_unknown_names_are_refused() -> None:
+    """Guards against a claim about a row that the exhibit does not have."""
+    with pytest.raises(ValueError, match="no row or run is named EAGLE"):
+        exhibit(claims=[{"id": "G1", "text": "x", "order": ("EAGLE", "TR")}])
+    with pytest.raises(ValueError, match="give one of order"):
+        exhibit(claims=[{"id": "G1", "text": "x"}])

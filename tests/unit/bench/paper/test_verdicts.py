@@ -1,0 +1,111 @@
+"""Verdicts about claims, from numbers whose answer is known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outpace.bench.paper.exhibit import Claim, ExhibitRun
+from outpace.bench.paper.metrics import Measured, measured
+from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
+from outpace.lib.errors import InvalidRequest
+
+RUNS = (
+    ExhibitRun(label="cold", sets=("a", "b")),
+    ExhibitRun(label="warm", sets=("a", "b")),
+    ExhibitRun(label="hot", sets=("a", "b")),
+)
+
+
+def cell(steps: list[float], decoded: float = 60.0, ms: float = 600.0) -> Measured:
+    """A row that took so many steps for each prompt, at the speed of plain decoding."""
+    own = {
+        "requests": np.ones(len(steps)),
+        "steps": np.array(steps),
+        "decoded": np.full(len(steps), decoded),
+    }
+    own["decode_ms"] = np.full(len(steps), ms)
+    return Measured(own, own, len(steps), len(steps), 0, {"files": {}, "drafter": None})
+
+
+def verdict(claim: dict[str, Any], **rows: list[list[float]]) -> ClaimFinding:
+    """The verdict on steps of rows by set, in the run "cold" or in as many as are given; row names have no run."""
+    cells: dict[tuple[str, str, str], Measured] = {}
+    for name, sets in rows.items():
+        row, _, run = name.partition("_")
+        cells |= {(run or "cold", row, of): cell(steps) for of, steps in zip("ab", sets)}
+    full = {"id": "X", "text": "x", "metric": "tokens_per_step"} | claim
+    return judge(Claim.model_validate(full), RUNS, CellComparison(cells), {}, {})
+
+
+FAST, SLOW = [20.0, 21, 22, 20, 21], [30.0, 31, 29, 30, 32]
+
+
+def test_an_order_holds_where_every_set_has_it() -> None:
+    """Guards against two rows that are swapped: the same numbers the other way round must not hold."""
+    right = verdict({"order": ("fast", "slow")}, fast=[FAST, FAST], slow=[SLOW, SLOW])
+    swapped = verdict({"order": ("slow", "fast")}, fast=[FAST, FAST], slow=[SLOW, SLOW])
+    assert (right.verdict, swapped.verdict) == ("holds", "does not hold")
+    assert right.prompts == 10
+
+
+def test_times_are_better_when_smaller() -> None:
+    """Guards against an order of times that is read as one of speeds."""
+    assert verdict({"order": ("fast", "slow"), "metric": "steps"}, fast=[FAST] * 2, slow=[SLOW] * 2).verdict == "holds"
+
+
+def test_one_set_against_the_claim_is_an_average() -> None:
+    """Guards against a claim about every set that its mean decides."""
+    found = verdict({"order": ("fast", "slow")}, fast=[[10.0] * 5, [31.0] * 5], slow=[SLOW, [30.0] * 5])
+    assert found.verdict == "holds on average"
+
+
+def test_noise_decides_nothing() -> None:
+    """Guards against a verdict from an interval that holds equality, and says how many prompts would decide."""
+    found = verdict({"order": ("one", "other")}, one=[[20.0, 40, 20, 41, 30]] * 2, other=[[40.0, 21, 40, 20, 30]] * 2)
+    assert found.verdict == "undecided"
+    assert found.more_prompts is None or found.more_prompts > 10
+
+
+@pytest.mark.parametrize("steps", [[FAST[:2]], [FAST[:1]] * 2])
+def test_few_prompts_decide_nothing(steps: list[list[float]]) -> None:
+    """Guards against an interval of no width, which one prompt of a set has."""
+    slow = [[30.0] * len(own) for own in steps]
+    assert verdict({"order": ("fast", "slow")}, fast=steps, slow=slow).verdict == "undecided"
+
+
+def test_a_trend_over_runs() -> None:
+    """Guards against levels in the order of their names, and a rise that is read as a fall."""
+    rows = {"row_cold": [SLOW, SLOW], "row_warm": [[25.0] * 5] * 2, "row_hot": [FAST, FAST]}
+    assert verdict({"rises": ("row",)}, **rows).verdict == "holds"
+    assert verdict({"falls": ("row",)}, **rows).verdict == "does not hold"
+
+
+def test_a_trend_of_a_ratio() -> None:
+    """Guards against `over` that a trend ignores: both rows rise, their ratio does not."""
+    rows = {"row_cold": [SLOW, SLOW], "row_warm": [[25.0] * 5] * 2, "row_hot": [FAST, FAST]}
+    rows |= {name.replace("row", "base"): own for name, own in rows.items()}
+    assert verdict({"rises": ("row",), "over": "base"}, **rows).verdict == "undecided"
+
+
+def test_bounds_of_a_ratio() -> None:
+    """Guards against a bound on the metric where its ratio to another row is meant."""
+    rows = {"fast": [FAST, FAST], "slow": [SLOW, SLOW]}
+    assert verdict({"rows": ("fast",), "over": "slow", "at_least": 1.2}, **rows).verdict == "holds"
+    assert verdict({"rows": ("fast",), "over": "slow", "at_most": 1.2}, **rows).verdict == "does not hold"
+
+
+def test_a_row_that_is_absent_is_named() -> None:
+    """Guards against a verdict about rows that were never measured."""
+    claim = Claim(id="X", text="x", metric="tokens_per_step", order=("fast", "gone"))
+    cells = {("cold", "fast", "a"): cell(FAST)}
+    found = judge(claim, RUNS, CellComparison(cells), {}, {"gone": "no drafter"})
+    assert (found.verdict, found.why) == ("not testable here", "gone: no drafter")
+    assert judge(claim, RUNS, CellComparison(cells), {}, {}).verdict == "not testable here"
+
+
+def test_records_that_do_not_say_what_a_method_started_with_are_refused() -> None:
+    """Guards against tables of which nobody can tell whether a transition matrix was empty."""
+    record = {"method": "recycle", "options": {"budget": 3}, "finding": {"kind": "equal"}}
+    with pytest.raises(InvalidRequest, match="lack drafter, files"):
+        measured([record], [record])
