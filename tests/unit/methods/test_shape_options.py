@@ -60,7 +60,7 @@ def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("domino:depth=3", "domino takes .*pool, gate_table .*, not 'depth=3'"),
+        ("domino:depth=3", "domino takes .*pool, head, gate_table .*, not 'depth=3'"),
         ("domino:shape=fixed,beam=3", "domino takes .*breadth.*, not 'beam=3'"),
         ("eagle3:base_depth=2", "eagle3 takes .*breadth.*, not 'base_depth=2'"),
         ("eagle3:shape=dynatree,depth=4", "depth=4 contradict each other"),
