@@ -12,6 +12,7 @@ from outpace.core.tree import DraftTree
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.ngrams import count_ngrams, save_ngrams
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
@@ -89,6 +90,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
         "dflash:shape=beam,budget=12,depth=3,breadth=3",
         "domino",
         "domino:every_position=true,pool=0",
+        "domino:head=false",
         "domino:shape=fixed,budget=12,pool=20,depth=3,breadth=2,min_path_prob=0",
         "domino:shape=gated,budget=12,breadth=3,checkpoints=1/2,kept=8/24,thresholds=0.01/0.01",
         "domino:shape=dynatree,budget=12,depth=3,base_depth=2,min_path_prob=1e-6",
@@ -103,6 +105,16 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)
     assert [answer.token_ids for answer in answers] == expected
     assert all(answer.metrics.drafted for answer in answers)
+
+
+def test_domino_without_its_head_drafts_the_block_alone(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against an ablation of the causal head that still corrects."""
+    drafts = {}
+    for method in ("domino:pool=0", "domino:pool=0,head=false"):
+        model = outpace.load(str(target), method, drafter=str(drafters["domino"]), dtype="float32", device="cpu")
+        source = model.proposer(method).source  # type: ignore[attr-defined]
+        drafts[method] = type(source) is BlockSource
+    assert list(drafts.values()) == [False, True]
 
 
 @pytest.mark.parametrize("kind", ["dflash", "domino"])

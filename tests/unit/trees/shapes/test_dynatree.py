@@ -67,6 +67,9 @@ def test_breadth_by_hand(confidence: float, breadth: int) -> None:
         assert [place for place, mark in enumerate(row) if mark != "."] == list(range(breadth))
     (row,) = grow(DynaTreeConfig(prune="expansion", adaptive_breadth=False), 1, [[confidence, rest, rest]])
     assert sum(mark != "." for mark in row) == 2, "switched off, every node gets B_mid"
+    for depth, own in ((1, 1), (2, breadth)):
+        (row,) = grow(DynaTreeConfig(prune="expansion", root_breadth=1), depth, [[confidence, rest, rest]])
+        assert sum(mark != "." for mark in row) == own, "the pending token's own, as in Algorithm 1"
 
 
 def test_breadth_and_depth_are_each_requests_own() -> None:

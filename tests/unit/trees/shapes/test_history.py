@@ -52,6 +52,16 @@ def test_the_papers_equations_by_hand() -> None:
     assert settings_of(state) == pytest.approx((4.96 - 0.5 * 0.3 / 7, 0.902 + 0.025 * 0.3 / 7, 0.5))
 
 
+def test_the_literal_statistic_counts_all_drafts() -> None:
+    """Guards against a tree whose siblings count for nothing where Algorithm 1's rate is asked for: 2 of 4 drafts."""
+    branching = DraftTree(torch.zeros(5, dtype=torch.int64), Topology.of([-1, 0, 0, 1, 2]))
+    for statistic, rate in (("depth", 1.0), ("committed", 0.5)):
+        shape = DynaTreeShape(DynaTreeConfig.model_validate({"statistic": statistic}))
+        state = shape.open()
+        shape.observe(state, Observation(branching, Verdict((0, 2, 4), 0), NOTHING))
+        assert list(state.rates) == [rate]
+
+
 def test_steps_and_target_are_the_options() -> None:
     """Guards against options that are read and then ignored."""
     state = watch(DynaTreeShape(DynaTreeConfig(target_acceptance=0.5, depth_step=2, confidence_step=0.1)), FIRST_FIVE)
