@@ -124,7 +124,7 @@ class _Sides:
         """By the rules: on every set and in the pooled interval; in the interval; against it; undecided."""
         pooled = np.mean(list(self.differences.values()), axis=0)
         if not _decides(self.units):
-            return "undecided", f"{pooled[0]:+.3g}", FEWEST
+            return "undecided", f"{pooled[0]:+.3g}, too few prompts for an interval", None
         value, (low, high) = pooled[0], np.percentile(pooled[1:], (2.5, 97.5))
         numbers = f"{value:+.3g} ({low:+.3g} to {high:+.3g})"
         if low > 0:
