@@ -180,13 +180,14 @@ class Suite:
         self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[], None], date: str) -> None:
-        """Measure what is not there yet. `advance` is called for every prompt of every job."""
+        """Measure what is not there yet. `advance` is called for every prompt of every job, those
+        that only warm included."""
         self._write_manifest(date)
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is not None and job.drafter not in self.drafters:
                 self._leave_out(job, job.rows, f"no drafter: give --drafter {job.drafter}=PATH")
-                for _ in range(self._prompts_of(job)):
+                for _ in self.prompts.of(job.of, job.run):
                     advance()
                 continue
             wanted = (job.slots, job.drafter)
@@ -199,7 +200,7 @@ class Suite:
 
     def total(self, exhibits: Sequence[Exhibit]) -> int:
         """How often `advance` is called."""
-        return sum(self._prompts_of(job) for job in jobs_of(exhibits, self.is_quick))
+        return sum(len(self.prompts.of(job.of, job.run)) for job in jobs_of(exhibits, self.is_quick))
 
     def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float) -> float:
         """About how long exhibits take by themselves, if all rows were as fast as plain decoding.
@@ -291,7 +292,7 @@ class Suite:
         done = {one for records in _folders(self.folder, job.key) for one in _methods(records, self._prompts_of(job))}
         wanted = tuple(dict.fromkeys(one for one in ready.values() if one not in {PLAIN, *done}))
         if not wanted and done:
-            for _ in items[run.warm :]:
+            for _ in items:
                 advance()
             return
         plan = BenchPlan(
@@ -306,11 +307,16 @@ class Suite:
         bench = BenchRun(model, plan)
         self.machine = bench.settings
         folder = RunFolder(self.folder / "records" / job.key / _digest(wanted), bench.settings)
-        records = folder.read(bench.group_sizes)
-        for _ in records[:: len(plan.methods)]:
-            advance()
-        for group in bench.groups(records, advance):
+        left = iter(items)  # a run that goes on decodes some prompts again
+
+        def one_less() -> None:
+            if next(left, None) is not None:
+                advance()
+
+        for group in bench.groups(folder.read(bench.group_sizes), one_less):
             folder.append(group)
+        for _ in left:
+            advance()
 
 
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
