@@ -124,7 +124,7 @@ class _Sides:
         """By the rules: on every set and in the pooled interval; in the interval; against it; undecided."""
         pooled = np.mean(list(self.differences.values()), axis=0)
         if not _decides(self.units):
-            return "undecided", f"{pooled[0]:+.3g}, too few prompts for an interval", None
+            return "undecided", f"{pooled[0]:+.3g}", None
         value, (low, high) = pooled[0], np.percentile(pooled[1:], (2.5, 97.5))
         numbers = f"{value:+.3g} ({low:+.3g} to {high:+.3g})"
         if low > 0:
@@ -173,7 +173,8 @@ def judge(
     if not sides:
         return found("not testable here", why=_unmeasured(claim, labels, comparison))
     worst = min(verdicts, key=lambda one: _WORST.index(one[0]))
-    return found(worst[0], numbers, prompts, worst[2])
+    few = worst[0] == "undecided" and not all(_decides(one.units) for one in sides)
+    return found(worst[0], numbers, prompts, worst[2], "Too few prompts for an interval." if few else "")
 
 
 def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str:

@@ -71,7 +71,8 @@ def test_noise_decides_nothing() -> None:
 def test_few_prompts_decide_nothing(steps: list[list[float]]) -> None:
     """Guards against an interval of no width, which one prompt of a set has."""
     slow = [[30.0] * len(own) for own in steps]
-    assert verdict({"order": ("fast", "slow")}, fast=steps, slow=slow).verdict == "undecided"
+    found = verdict({"order": ("fast", "slow")}, fast=steps, slow=slow)
+    assert (found.verdict, found.why) == ("undecided", "Too few prompts for an interval.")
 
 
 def test_a_trend_over_runs() -> None:
