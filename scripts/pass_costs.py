@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--quantize", default="none")
+    parser.add_argument("--quantize", default="auto")
     parser.add_argument("--kv-cache-dtype", default="auto")
     given = parser.parse_args()
     options = {"quantize": given.quantize, "kv_cache_dtype": given.kv_cache_dtype, "max_num_seqs": max(REQUESTS)}
@@ -52,7 +52,7 @@ def main() -> None:
     contexts = {rows: [pass_ms(target, 1, rows, context) for context in CONTEXTS] for rows in ROWS}
     found = {
         "model": given.model,
-        "quantize": given.quantize,
+        "quantize": target.quantize,
         "kv_cache_dtype": target.kv_cache_dtype,
         "kv_bytes_per_token": per_token,
         "contexts": CONTEXTS,
