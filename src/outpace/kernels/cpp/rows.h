@@ -3,6 +3,7 @@
 #pragma once
 #include "formats.h"
 #include "lanes.h"
+#include "neon.h"
 
 // The arithmetic of a product; matrices in a format of GGUF files have kinds of their own (formats.h).
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kWidened = 3, kHalves = 4 };
