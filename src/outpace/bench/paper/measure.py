@@ -203,7 +203,7 @@ class Suite:
         return sum(len(self.prompts.of(job.of, job.run)) for job in jobs_of(exhibits, self.is_quick))
 
     def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float) -> float:
-        """About how long exhibits take by themselves, if all rows were as fast as plain decoding.
+        """About how long exhibits take alone, if all rows were as fast as plain decoding.
 
         Args:
             plain_ms: milliseconds of a token.
