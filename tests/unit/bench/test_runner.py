@@ -134,7 +134,7 @@ def test_equality_is_told_prompt_by_prompt(model: Model, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_methods_that_forget_meet_a_prompt_as_the_first_time(model: Model, forgets: bool) -> None:
-    """Guards against a cold start that is none: the second of two equal prompts is drafted from the first one's rows."""
+    """Guards against a cold start that is none: the second of two equal prompts drafts from the rows of the first."""
     items = tuple(WorkItem(str(number), "letters", ("abcabcab",), raw=True) for number in range(2))
     records = BenchRun(model, plan(items=items, batch_size=1, methods=METHODS[:2], forgets=forgets)).records()
     first, second = (record["accepted"] for record in records if record["method"] != "plain")
