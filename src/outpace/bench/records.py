@@ -44,6 +44,7 @@ def prompt_figures(turns: Sequence[TurnRun]) -> dict[str, Any]:
         "turns": len(turns),
         **{name: total(name) for name in COUNTS},
         "accepted_per_depth": summed(turn.counters.get("accepted_per_depth", ()) for turn in turns),
+        "rounds": [turn.counters.get("rounds", []) for turn in turns],
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": total("accepted") / steps if steps else 0.0,
         "ttft_ms": ttft_ms / len(turns),

@@ -1,6 +1,7 @@
 """Runs methods against each other, interleaved group by group of prompts; one record per prompt and method."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from outpace.api import Model
 from outpace.bench.certificate import Certifier, Classification, method_runner
 from outpace.bench.environment import environment, held_mb, resolved_options
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
+from outpace.bench.written import written_once
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.data.workload import WorkItem, fingerprint, in_groups
@@ -34,10 +36,12 @@ class BenchPlan:
         batch_size: how many prompts share the engine. Warm items are decoded one by one.
         concurrency: how many of them are in flight at a time: as one ends, the next begins. None for all.
         forgets: whether methods forget before each group what they learned from those before.
+        prompts_once: each prompt is computed for the first method and restored for the others, so that times before the
+            first token are not theirs.
 
     Raises:
         InvalidRequest: prompts that make no groups of this size, a concurrency below 1 or above it, or stock
-            `generate` in a batch.
+            `generate` or prompts computed once in a batch.
     """
 
     methods: tuple[str, ...]
@@ -49,11 +53,16 @@ class BenchPlan:
     batch_size: int = 1
     concurrency: int | None = None
     forgets: bool = False
+    prompts_once: bool = False
 
     def __post_init__(self) -> None:
         in_groups(self.items, self.batch_size)
         if not 1 <= self.in_flight <= self.batch_size:
             raise InvalidRequest(f"concurrency={self.in_flight}: must be from 1 to batch_size, {self.batch_size}")
+        if self.batch_size > 1 and self.prompts_once:
+            raise InvalidRequest(
+                f"batch_size={self.batch_size}: prompts_once decodes one prompt at a time; leave one of them out"
+            )
         if self.batch_size > 1 and TRANSFORMERS in self.methods:
             raise InvalidRequest(
                 f"batch_size={self.batch_size}: stock generate decodes one prompt at a time; leave '{TRANSFORMERS}' "
@@ -98,7 +107,7 @@ class BenchRun:
         """What records depend on, the machine and the versions included."""
         plan = self.plan
         chosen = {"methods": plan.methods, "budget": plan.budget, "drafter": self.model.drafter, "check": plan.check}
-        chosen |= {"forgets": plan.forgets}
+        chosen |= {"forgets": plan.forgets, "prompts_once": plan.prompts_once}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         return self._shared | chosen | {"max_model_len": self.model.target.max_length}
 
@@ -132,15 +141,17 @@ class BenchRun:
         warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
         if not plan.forgets:
             self._learn_again(done, on_item)
-        for number, group in list(enumerate(self._groups))[first_new:]:
-            if plan.forgets:
-                self.model.reset()
-            # Each method takes its turn at going first, so that a drifting machine favours none of them.
-            shift = number % len(plan.methods)
-            order = plan.methods[shift:] + plan.methods[:shift]
-            yield self._measure(number, group, order)
-            for _ in group:
-                on_item()
+        taps = {tap for proposer in self._proposers for tap in proposer.needs.taps}
+        with written_once(self.model.target, taps) if plan.prompts_once else nullcontext():
+            for number, group in list(enumerate(self._groups))[first_new:]:
+                if plan.forgets:
+                    self.model.reset()
+                # Each method takes its turn at going first, so that a drifting machine favours none of them.
+                shift = number % len(plan.methods)
+                order = plan.methods[shift:] + plan.methods[:shift]
+                yield self._measure(number, group, order)
+                for _ in group:
+                    on_item()
 
     def _learn_again(self, done: Sequence[Record], on_item: Callable[[], None]) -> None:
         """Show methods that learn the prompts of groups that are done."""

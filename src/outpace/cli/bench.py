@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from outpace.bench.endpoint import EndpointPlan, EndpointRun
     from outpace.bench.runner import BenchRun
 
-NOT_OF_SERVERS = (*(name for name in LOADING if name not in ("model", "budget")), "batch_size", "phases")
+NOT_OF_SERVERS = (*(name for name in LOADING if name not in ("model", "budget")), "batch_size", "phases", "prompts_once")
 SECONDS_BETWEEN_LINES = 30
 Record = dict[str, Any]
 
@@ -98,6 +98,9 @@ def bench(
     check: Annotated[
         bool, typer.Option(help="Classify differences as ties or bugs; ask a server once more and compare.")
     ] = True,
+    prompts_once: Annotated[
+        bool, typer.Option("--prompts-once", help="Compute each prompt once for all methods: decoding alone is timed.")
+    ] = False,
     phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -142,6 +145,7 @@ def bench(
         check=check,
         batch_size=batch_size,
         concurrency=in_flight,
+        prompts_once=prompts_once,
     )
     model = model_of(loading, "--endpoint")
     if methods is not None and loading.speculative_config is None:

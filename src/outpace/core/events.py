@@ -106,6 +106,7 @@ class RequestMetrics:
         forced, accepted_forced: those of both that a grammar forced.
         accepted_by_origin: the accepted ones by origin; the other tokens of the answer are the target's own.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
+        rounds: of each step the tokens emitted, the nodes drafted, and milliseconds from the first token to its end.
         ttft_ms: admission to first token. decode_ms: first token to last token.
         draft_ms: building trees, with the passes of draft models and what they had to catch up on.
         graft_ms: the part of draft_ms in which retrieval was prepared and merged into trees.
@@ -129,6 +130,7 @@ class RequestMetrics:
     accepted_forced: int = 0
     accepted_by_origin: dict[NodeOrigin, int] = field(default_factory=dict)
     accepted_per_depth: list[int] = field(default_factory=list)
+    rounds: list[tuple[int, int, float]] = field(default_factory=list)
     reused_tokens: int = 0
     ttft_ms: float = 0.0
     decode_ms: float = 0.0

@@ -64,6 +64,7 @@ class Phases:
                 counted[name] += ms
             if gain.error is None:
                 metrics.decode_ms = gain.since_first_token(self._last)
+                metrics.rounds.append((len(gain.tokens), drafted, metrics.decode_ms))
 
 
 def run_round(

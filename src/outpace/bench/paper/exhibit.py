@@ -16,6 +16,7 @@ from outpace.lib.errors import InvalidRequest
 
 PAPERS = ("domino", "dynatree", "graft")
 PLAIN_ROW = "plain"
+WITH_PROMPT = {"end_to_end_speedup", "speedup_of_rates", "end_to_end_rate", "ttft_ms"}
 Verdict = Literal[
     "holds", "holds on average", "does not hold", "undecided", "not testable here", "the paper contradicts itself"
 ]
@@ -30,6 +31,7 @@ class Quick(_Strict):
 
     prompts: int | None = 4
     tokens: int | None = 64
+    first_of: int | None = None
 
 
 class ExhibitRun(_Strict):
@@ -43,6 +45,8 @@ class ExhibitRun(_Strict):
         warm: the first so many prompts of each set are decoded unmeasured.
         characters: prompts are cut to so many; None leaves them whole.
         raw: prompts are continued as they are, without the chat template.
+        first_of: the tokens are the first ones of a run of so many, which has no records of its own; greedy runs alone.
+        prompts_once: each prompt is computed for one row and restored for the others: decoding alone is timed.
         batch, in_flight: prompts decoded together, and how many of them at a time; 0 for all.
         in_quick: whether `--quick` measures it, as `quick` shortens it.
     """
@@ -58,6 +62,8 @@ class ExhibitRun(_Strict):
     warm: int = 0
     characters: int | None = None
     raw: bool = False
+    first_of: int | None = None
+    prompts_once: bool = False
     batch: int = 1
     in_flight: int = 0
     quick: Quick = Quick()
@@ -66,11 +72,18 @@ class ExhibitRun(_Strict):
     def shortened(self) -> "ExhibitRun":
         """The run as `--quick` measures it."""
         prompts, tokens = self.quick.prompts or self.prompts, self.quick.tokens or self.tokens
-        return self.model_copy(update={"prompts": min(prompts, self.prompts), "tokens": min(tokens, self.tokens)})
+        update = {"prompts": min(prompts, self.prompts), "tokens": min(tokens, self.tokens)}
+        return self.model_copy(update=update | {"first_of": self.quick.first_of or self.first_of})
 
     def protocol(self) -> dict[str, Any]:
         """What the records of a set depend on."""
-        return self.model_dump(exclude={"label", "level", "quick", "in_quick", "sets"})
+        own = {"label", "level", "quick", "in_quick", "sets", "first_of"}
+        return self.model_dump(exclude=own) | {"tokens": self.decoded}
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that each answer of its records has at most."""
+        return self.first_of or self.tokens
 
 
 class Row(_Strict):
@@ -237,6 +250,13 @@ class Exhibit(_Strict):
     claims: tuple[Claim, ...] = ()
     figure: Figure | None = None
     tests: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _times_are_known(self) -> "Exhibit":
+        shown = {column.metric for column in self.columns} | {claim.metric for claim in self.claims}
+        if any(run.prompts_once for run in self.runs) and (hidden := shown & WITH_PROMPT):
+            raise ValueError(f"prompts_once: leaves no time of the prompt for {', '.join(sorted(hidden))}")
+        return self
 
     @model_validator(mode="after")
     def _names_exist(self) -> "Exhibit":

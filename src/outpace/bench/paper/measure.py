@@ -209,7 +209,7 @@ class Suite:
             plain_ms: milliseconds of a token.
         """
         tokens = sum(
-            (job.run.prompts + job.run.warm) * job.run.tokens * (1 + len(job.rows))
+            (job.run.prompts + job.run.warm) * job.run.decoded * (1 + len(job.rows))
             for job in jobs_of(exhibits, self.is_quick)
             if job.drafter is None or job.drafter in self.drafters
         )
@@ -298,11 +298,12 @@ class Suite:
         plan = BenchPlan(
             (PLAIN, *wanted),
             items[run.warm :],
-            SamplingParams(max_new_tokens=run.tokens, temperature=run.temperature, seed=0, ignore_eos=run.ignore_eos),
+            SamplingParams(max_new_tokens=run.decoded, temperature=run.temperature, seed=0, ignore_eos=run.ignore_eos),
             warm_items=items[: run.warm],
             batch_size=run.batch,
             concurrency=run.in_flight or None,
             forgets=run.forgets,
+            prompts_once=run.prompts_once,
         )
         bench = BenchRun(model, plan)
         self.machine = bench.settings
@@ -339,7 +340,7 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
     Raises:
         InvalidRequest: records that do not say what their method started with.
     """
-    found = {}
+    found, first = {}, job.run.tokens if job.run.first_of is not None else None
     asked: dict[str, list[str]] = {}
     for method in job.rows:
         asked.setdefault(names.get(f"{job.key} {method}", method), []).append(method)
@@ -351,7 +352,7 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
         for settled, own in by_method.items():
             if len(own) == len(plain):  # else stopped within a prompt
                 for method in {*asked.get(settled, ()), *([PLAIN] if settled == PLAIN else [])}:
-                    found[method] = measured(own, plain)
+                    found[method] = measured(own, plain, first)
     return found
 
 

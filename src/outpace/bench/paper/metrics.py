@@ -4,6 +4,7 @@ The papers count differently: tokens per step with the target's own token (Domin
 equation 1), as a ratio of sums and as a mean over prompts (DynaTree's second length). Records have what all need.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,13 @@ class Measured:
         return ", ".join([*files, *([f"drafter {drafter['fingerprint']}"] if drafter else [])]) or "nothing"
 
 
-def measured(records: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]) -> Measured:
+def measured(
+    records: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], first: int | None = None
+) -> Measured:
     """One method's records on one set, and those of plain decoding.
+
+    Args:
+        first: of each answer so many tokens count; None for all.
 
     Raises:
         InvalidRequest: records that do not say what the method started with.
@@ -77,7 +83,24 @@ def measured(records: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, 
             f"records of {records[0]['method']}: their options lack {', '.join(sorted(missing))}, which leaves open "
             "what it started with; measure it again"
         )
-    return Measured(_fields(records), _fields(plain), kinds.count("equal"), len(kinds), kinds.count("bug"), options)
+    own, base = ([one if first is None else _first(one, first) for one in some] for some in (records, plain))
+    return Measured(_fields(own), _fields(base), kinds.count("equal"), len(kinds), kinds.count("bug"), options)
+
+
+def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What a record would be, had its answer ended after so many tokens: that of a greedy run that stops there, but for
+    the last round, which could have drafted less. What is only known of whole answers is not a number."""
+    (rounds,) = record["rounds"]
+    reached, steps, drafted, decode_ms = 1, 0, 0, 0.0
+    while reached < count and steps < len(rounds):
+        tokens, nodes, decode_ms = rounds[steps]
+        reached, steps, drafted = reached + tokens, steps + 1, drafted + nodes
+    tokens = min(reached, count)
+    times = {"decode_ms": decode_ms, "end_to_end_ms": decode_ms + record["ttft_ms"]}
+    counts = {"steps": steps, "drafted": drafted, "accepted": max(tokens - 1 - steps, 0), "new_tokens": tokens}
+    counts |= {"tokens_per_step": (tokens - 1) / max(steps, 1), "tpot_ms": decode_ms / max(tokens - 1, 1)}
+    group = {**record["group"], **times, "decoded": tokens - 1, "new_tokens": tokens}
+    return {**record, **dict.fromkeys(_OF_RECORDS, math.nan), **counts, **times, "group": group}
 
 
 def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
