@@ -99,9 +99,10 @@ def written_once(target: TransformersTarget, taps: Collection[int]) -> Iterator[
     Args:
         taps: hidden states that any of the methods needs.
     """
+    compute = target.run_pass
     stand_in = WrittenPrompt(target, tuple(sorted(taps)))
     target.run_pass = stand_in  # type: ignore[method-assign, assignment]
     try:
         yield stand_in
     finally:
-        del target.run_pass
+        target.run_pass = compute  # type: ignore[method-assign]

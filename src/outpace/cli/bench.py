@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     from outpace.bench.endpoint import EndpointPlan, EndpointRun
     from outpace.bench.runner import BenchRun
 
-NOT_OF_SERVERS = (*(name for name in LOADING if name not in ("model", "budget")), "batch_size", "phases", "prompts_once")
+NOT_OF_SERVERS = (
+    *(name for name in LOADING if name not in ("model", "budget")),
+    "batch_size",
+    "phases",
+    "prompts_once",
+)
 SECONDS_BETWEEN_LINES = 30
 Record = dict[str, Any]
 

@@ -78,7 +78,7 @@ def paper(
         return
     if not report_only:
         suite.resume()
-        suite.load_before = suite.load_before or _load_of_machine()
+        suite.load_before, suite.others_use = suite.load_before or _load_of_machine(), _others_use
         with progress_bar(f"{name}", suite.total(exhibits)) as advance:
             suite.measure(exhibits, advance, str(date.today()))
     sources = [RecordFolder.read(one) for one in (folder, *(path_of(other) for other in others or ()))]
@@ -101,9 +101,15 @@ def _load_of_machine() -> dict[str, float]:
     """Cores that other programs use, and how fast memory is read."""
     import torch
 
-    from outpace.doctor.machine import bandwidth, other_processes
+    from outpace.doctor.machine import bandwidth
 
-    return {"others": other_processes().cores, "read_gb_per_second": bandwidth(torch.get_num_threads())[1] / 1e9}
+    return {"others": _others_use(), "read_gb_per_second": bandwidth(torch.get_num_threads())[1] / 1e9}
+
+
+def _others_use() -> float:
+    from outpace.doctor.machine import other_processes
+
+    return other_processes().cores
 
 
 def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:

@@ -51,12 +51,15 @@ def test_what_is_restored_is_what_was_computed(model: Model, sizes: list[int]) -
         again, restored = written(model, sizes)
     assert all(map(torch.equal, rows, again))
     for want, got in zip(outputs, restored, strict=True):
-        assert want.top_ids is not None and got.top_ids is not None
-        assert want.features is not None and got.features is not None
+        assert want.top_ids is not None
+        assert got.top_ids is not None
+        assert want.features is not None
+        assert got.features is not None
         assert torch.equal(want.top_ids, got.top_ids)
         assert torch.equal(want.features, got.features)
     first, second = outputs[-1].last, restored[-1].last
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert torch.equal(first.top_ids, second.top_ids)
 
 

@@ -75,6 +75,17 @@ class ExhibitRun(_Strict):
         update = {"prompts": min(prompts, self.prompts), "tokens": min(tokens, self.tokens)}
         return self.model_copy(update=update | {"first_of": self.quick.first_of or self.first_of})
 
+    def described(self) -> str:
+        """How it was measured, in words."""
+        texts = [f"{self.prompts} prompts of {', '.join(self.sets)}", f"{self.tokens} tokens at most"]
+        texts += [f"after {self.warm} warm-up prompts"] if self.warm else []
+        texts += [f"cut to {self.characters} characters"] if self.characters else []
+        texts += ["end-of-text ignored"] if self.ignore_eos else []
+        texts += [f"temperature {self.temperature:g}"]
+        texts += [f"{self.batch} together, {self.in_flight or self.batch} at a time"] if self.batch > 1 else []
+        texts += ["methods forget between prompts"] if self.forgets else []
+        return (f"{self.label}: " if self.label else "") + ", ".join(texts)
+
     def protocol(self) -> dict[str, Any]:
         """What the records of a set depend on."""
         own = {"label", "level", "quick", "in_quick", "sets", "first_of"}
@@ -144,19 +155,25 @@ class MetricColumn(_Strict):
 
 
 class Value(_Strict):
-    """Values that the paper prints, by set of prompts ("mean" for its average), of one of its targets."""
+    """Values that the paper prints, by set of prompts ("mean" for its average), of one of its targets.
+
+    Attributes:
+        deviations: the standard deviations that it prints with them.
+    """
 
     of: str = ""
     run: str = ""
     row: str
     metric: str
     sets: dict[str, float]
+    deviations: dict[str, float] = {}
 
 
 class Claim(_Strict):
     """What the paper claims, as a comparison of this exhibit's rows. One of the comparisons is given.
 
     Attributes:
+        quote: the paper's sentence; empty where it says so in no words, and the claim is read from a table or figure.
         order: rows, the one that the paper has first in front: each has more of the metric than the next. Of metrics
             that are better when smaller, less.
         falls, rises: rows whose metric falls or rises from run to run, in their order.
@@ -171,6 +188,7 @@ class Claim(_Strict):
 
     id: str
     text: str
+    quote: str = ""
     metric: str = "speedup"
     order: tuple[str, ...] = ()
     falls: tuple[str, ...] = ()
@@ -231,7 +249,7 @@ class Exhibit(_Strict):
     Attributes:
         name: as in the paper: "table 1", "figure 2".
         shows: the paper's rows, columns, models and protocol.
-        here: what is different in these runs.
+        here: what is different here, whatever the run; prompts and lengths of a run are printed from `runs`.
         kind: diagrams are checked by tests, which `tests` names.
         columns: the paper's metrics.
     """

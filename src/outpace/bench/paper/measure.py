@@ -6,6 +6,7 @@ stopped run goes on where it was; rows that are there already are not measured a
 
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from outpace.api import Model
@@ -148,6 +150,8 @@ class Suite:
         names: of methods, as records have them, by job and method.
         absent: why a method could not be measured, by job and method.
         load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
+        others_use: how many cores others use.
+        others_at_most: the most that they used, looked at about once a minute.
     """
 
     folder: Path
@@ -160,6 +164,9 @@ class Suite:
     absent: dict[str, str] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     load_before: dict[str, float] = field(default_factory=dict)
+    others_use: Callable[[], float] = lambda: 0.0
+    others_at_most: float = 0.0
+    _looked: float = -math.inf
 
     def resume(self) -> None:
         """Read what an earlier run left.
@@ -178,6 +185,7 @@ class Suite:
                     f"{wanted!r}; choose a new folder"
                 )
         self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
+        self.others_at_most = about["others_at_most"]
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[], None], date: str) -> None:
         """Measure what is not there yet. `advance` is called for every prompt of every job, those
@@ -194,6 +202,7 @@ class Suite:
             if model is None or loaded_as != wanted:
                 model, loaded_as = None, wanted  # freed before the next is loaded
                 model = self.load(wanted[0], None if job.drafter is None else self.drafters[job.drafter])
+            self._look_around()
             self._measure_job(model, job, advance)
             self._write_manifest(date)
         self._write_manifest(date)
@@ -215,6 +224,12 @@ class Suite:
         )
         return tokens * plain_ms / 60e3
 
+    def _look_around(self) -> None:
+        """Note how busy the machine is, about once a minute."""
+        if perf_counter() - self._looked > 60:
+            self.others_at_most = max(self.others_at_most, self.others_use())
+            self._looked = perf_counter()
+
     def _prompts_of(self, job: SetRun) -> int:
         return len(self.prompts.of(job.of, job.run)) - job.run.warm
 
@@ -224,7 +239,7 @@ class Suite:
 
     def _write_manifest(self, date: str) -> None:
         about = self._identity() | {"names": self.names, "absent": self.absent, "machine": self.machine}
-        about |= {"load": self.load_before, "date": date}
+        about |= {"load": self.load_before, "others_at_most": self.others_at_most, "date": date}
         scratch = self.folder / f"{MANIFEST}.tmp"
         scratch.write_text(json.dumps(about, indent=1))
         os.replace(scratch, self.folder / MANIFEST)

@@ -89,7 +89,8 @@ def measured(
 
 def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
     """What a record would be, had its answer ended after so many tokens: that of a greedy run that stops there, but for
-    the last round, which could have drafted less. What is only known of whole answers is not a number."""
+    its last rounds, whose trees would have been no deeper than what was left. Figures that are known of whole answers
+    alone are not numbers."""
     (rounds,) = record["rounds"]
     reached, steps, drafted, decode_ms = 1, 0, 0, 0.0
     while reached < count and steps < len(rounds):
@@ -131,6 +132,7 @@ class Metric:
     Attributes:
         of: from sums of a row and those of plain decoding in the same run.
         fewer_is_better: as for times.
+        is_exact: it is counted, and does not vary with the machine's pace.
     """
 
     title: str
@@ -138,10 +140,19 @@ class Metric:
     digits: int = 2
     unit: str = ""
     fewer_is_better: bool = False
+    is_exact: bool = False
+
+    def printed(self, value: float) -> str:
+        return f"{value:.{self.digits}f}{self.unit}"
 
 
 def _ratio(over: str, under: str, factor: float = 1.0) -> Callable[[Sums, Sums], Numbers]:
     return lambda own, plain: factor * own[over] / np.maximum(own[under], 1e-9)
+
+
+def _share(over: str, under: str) -> Callable[[Sums, Sums], Numbers]:
+    """In percent; not a number of nothing."""
+    return lambda own, plain: 100 * own[over] / np.where(own[under] > 0, own[under], np.nan)
 
 
 def _per_token(sums: Sums, time: str, tokens: str) -> Numbers:
@@ -169,8 +180,8 @@ METRICS: dict[str, Metric] = {
     "tokens_per_step": Metric("tokens per step", _ratio("decoded", "steps")),
     "tokens_per_step_of_prompts": Metric("tokens per step, mean of prompts", _ratio("per_step", "requests")),
     "accepted_per_step": Metric("accepted per step", _ratio("accepted", "steps")),
-    "accepted_per_drafted": Metric("accepted of drafted", _ratio("accepted", "drafted", 100), 1, "%"),
-    "retrieved_share": Metric("retrieved of accepted", _ratio("accepted_retrieved", "accepted", 100), 1, "%"),
+    "accepted_per_drafted": Metric("accepted of drafted", _share("accepted", "drafted"), 1, "%"),
+    "retrieved_share": Metric("retrieved of accepted", _share("accepted_retrieved", "accepted"), 1, "%"),
     "steps": Metric("rounds per request", _ratio("steps", "requests"), 1, fewer_is_better=True),
     "drafted_per_step": Metric("drafted per step", _ratio("drafted", "steps"), 1),
     "ttft_ms": Metric("TTFT", _ratio("ttft_ms", "requests"), 1, " ms", True),
@@ -179,8 +190,8 @@ METRICS: dict[str, Metric] = {
         phase: Metric(phase.replace("_ms", ", ms of a round"), _ratio(phase, "steps"), 2, "", True)
         for phase in (*PHASES, "graft_ms")
     },
-    "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True),
-    "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%"),
+    "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True, True),
+    "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%", is_exact=True),
     "round_ms": Metric("round, ms", _ratio("own_ms", "steps"), 2, "", True),
     "bookkeeping": Metric(
         "retrieval, merging and verdict of a round",

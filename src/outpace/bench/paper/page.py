@@ -12,7 +12,7 @@ from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row, Val
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.measure import MANIFEST, cells_of
 from outpace.bench.paper.metrics import METRICS
-from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
+from outpace.bench.paper.verdicts import FEWEST, CellComparison, ClaimFinding, judge
 from outpace.lib.errors import InvalidRequest
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
@@ -23,7 +23,8 @@ h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 td.number { white-space: nowrap } .dim { color: var(--dim) } svg { max-width: 100%; height: auto; background: white }
-.v { white-space: nowrap; font-weight: 600 } .v.holds { color: #16803c } .v.not { color: #c2410c }
+td .dim { overflow-wrap: anywhere } td.prose { min-width: 14rem } nav a { margin-right: .8rem; white-space: nowrap }
+.v { font-weight: 600 } .v.holds { color: #16803c } .v.not { color: #c2410c } .v.open { color: #a16207 }
 details { margin: .5rem 0 } summary { cursor: pointer }
 """
 
@@ -159,15 +160,21 @@ def write_report(
     return [one for of_exhibit in shown for one in of_exhibit]
 
 
-VERDICTS = """Each claim compares rows prompt by prompt. It <b>holds</b> if its direction is right on every set and the
-95 % bootstrap interval of the mean over sets excludes equality; <b>on average</b>, if only the interval does. It
-<b>does not hold</b> if the interval excludes equality the other way, and is <b>undecided</b> if it includes it. A row
-beyond the paper says so. Every output is compared with plain decoding's, token by token."""
+VERDICTS = f"""Each claim compares rows prompt by prompt; n is the number of prompts, and a set is a file of them. It
+<b>holds</b> if its direction is right on every set and the 95 % bootstrap interval of the mean over sets excludes
+equality; <b>on average</b>, if only the interval does. It <b>does not hold</b> if the interval excludes equality the
+other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} prompts. A claim of several
+comparisons has the verdict of the worst of them. <b>The paper contradicts itself</b> where its own numbers differ from
+the claim. What is counted, such as equal outputs and memory, needs no interval. In tables, sd is the standard deviation
+over prompts. Every output is compared with plain decoding's, token by token."""
+KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", "not testable here": ""}
 
 
 def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordFolder]) -> str:
     title = f"{paper}: tables, figures and claims, measured again"
-    parts = [f"<h1>{title}</h1>", *(_about(source) for source in sources), "<h2>Claims</h2>"]
+    links = (f"<a href='#{_anchor(first.exhibit)}'>{escape(first.exhibit.name)}</a>" for first, *_ in shown)
+    parts = [f"<h1>{title}</h1>", *(_about(source) for source in sources), f"<nav>{' '.join(links)}</nav>"]
+    parts.append("<h2>Claims</h2>")
     parts += [f"<p>{VERDICTS}</p>", _claims(shown)]
     for of_exhibit in shown:
         exhibit = of_exhibit[0].exhibit
@@ -176,7 +183,9 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
         if exhibit.here:
             parts.append(f"<p><b>Here:</b> {escape(exhibit.here)}</p>")
         if exhibit.tests:
-            parts.append(f"<p>A diagram, checked by {escape(', '.join(exhibit.tests))}.</p>")
+            parts.append(
+                f"<p>Its steps are checked by tests of the source code: {escape(', '.join(exhibit.tests))}.</p>"
+            )
         for one in of_exhibit:
             parts.append(_exhibit(one, len(sources) > 1))
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
@@ -196,7 +205,8 @@ def _about(source: RecordFolder) -> str:
     texts += [f"measured {about['date']}"] if "date" in about else []
     if load := about.get("load"):
         texts.append(
-            f"memory read at {load['read_gb_per_second']:.0f} GB/s before; others used {load['others']:.2f} cores"
+            f"memory bandwidth, measured before, {load['read_gb_per_second']:.0f} GB/s; other programs used "
+            f"{load['others']:.2f} cores before, at most {about['others_at_most']:.2f} between its parts"
         )
     return f"<p>{'; '.join(texts)}.</p>"
 
@@ -210,17 +220,22 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
     for of_exhibit in shown:
         for one in of_exhibit:
             for finding in one.findings:
-                kind = {"holds": "holds", "holds on average": "holds", "does not hold": "not"}.get(finding.verdict, "")
                 where = f"<a href='#{_anchor(one.exhibit)}'>{escape(one.exhibit.name)}</a>"
                 numbers = escape(finding.numbers)
                 if finding.more_prompts:
-                    numbers += f"; {finding.more_prompts} prompts would decide"
-                cells = [finding.claim, where, escape(finding.text), f"<span class='v {kind}'>{finding.verdict}</span>"]
-                cells += [numbers, str(finding.prompts or ""), escape(finding.why)]
+                    numbers += f"; about {finding.more_prompts} prompts would decide"
+                quote = (
+                    f"“{escape(finding.quote)}”" if finding.quote else "Not in words: read from the table or figure."
+                )
+                cells = [f"<td>{finding.claim}</td><td>{where}</td>"]
+                cells += [f"<td class='prose'>{escape(finding.text)}<br><span class='dim'>{quote}</span></td>"]
+                cells += [f"<td><span class='v {KINDS.get(finding.verdict, 'open')}'>{finding.verdict}</span></td>"]
+                cells += [f"<td class='prose'>{numbers}</td><td>{finding.prompts or ''}</td>"]
+                cells += [f"<td class='prose'>{escape(finding.why)}</td>"]
                 if len(of_exhibit) > 1:
-                    cells.append(escape(one.source.name))
-                lines.append("".join(f"<td>{cell}</td>" for cell in cells))
-    names = ["claim", "exhibit", "the paper claims", "verdict", "difference (95 %)", "n", "why"]
+                    cells.append(f"<td>{escape(one.source.name)}</td>")
+                lines.append("".join(cells))
+    names = ["claim", "exhibit", "the paper claims", "verdict", "here (95 % interval)", "n", "why"]
     if any(len(of_exhibit) > 1 for of_exhibit in shown):
         names.append("measured on")
     return _table(names, lines)
@@ -228,15 +243,21 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
 
 def _exhibit(one: ShownExhibit, is_one_of_several: bool) -> str:
     parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
+    if one.exhibit.kind == "measured":
+        parts.append(f"<p><b>These runs:</b> {escape('; '.join(run.described() for run in one.runs))}.</p>")
     if one.svg is not None:
         parts.append(one.svg)
     columns = one.exhibit.columns
+    targets = list(dict.fromkeys(value.of for value in one.exhibit.values))
+    names_sets = len({*(of for run in one.runs for of in run.sets)}) > 1
     lines, details = [], []
     for line in one.table():
         head = f"{escape(line['row'])}{' (beyond the paper)' if line['beyond'] else ''}"
         cells = [f"<td>{escape(line['run'])}</td><td>{head}<br><span class='dim'>{escape(line['method'])}</span></td>"]
         for column in columns:
-            cells.append(f"<td>{_printed(line['paper'][column.metric])}</td>")
+            cells.append(
+                f"<td>{_printed(column.metric, line['paper'][column.metric], names_sets, len(targets) > 1)}</td>"
+            )
             cells.append(f"<td class='number'>{_estimate(column.metric, line['values'][column.metric])}</td>")
         equal = (
             "" if line["equal"] is None else f"{line['equal']:.0%}" + (f", {line['bugs']} bugs" if line["bugs"] else "")
@@ -249,41 +270,41 @@ def _exhibit(one: ShownExhibit, is_one_of_several: bool) -> str:
         for column in columns:
             value = line["values"][column.metric]
             if value is not None and len(value["sets"]) > 1:
-                by_set = "; ".join(f"{of} {_number(column.metric, number)}" for of, number in value["sets"].items())
+                by_set = "; ".join(
+                    f"{of} {METRICS[column.metric].printed(number)}" for of, number in value["sets"].items()
+                )
                 details.append(
                     f"<td>{escape(line['run'])}</td><td>{escape(line['row'])}</td><td>{column.title}</td><td>{by_set}</td>"
                 )
     if lines and columns:
-        names = [
-            "run",
-            "row",
-            *(name for column in columns for name in (f"{column.title}, paper", f"{column.title}, here (95 %; sd)")),
-        ]
-        parts.append(_table([*names, "n", "equal to plain", "starts with"], lines))
+        paper = f"paper ({targets[0]})" if len(targets) == 1 and targets[0] else "paper"
+        titles = [(f"{column.title}, {paper}", f"{column.title}, here (95 %; sd)") for column in columns]
+        names = ["run", "row", *(escape(name) for both in titles for name in both)]
+        parts.append(_table([*names, "n", "outputs equal to plain decoding's", "starts with"], lines))
     if details:
         parts.append(f"<details><summary>By set</summary>{_table(['run', 'row', 'metric', 'sets'], details)}</details>")
     return "".join(parts)
 
 
-def _printed(values: Sequence[dict[str, Any]]) -> str:
+def _printed(metric: str, values: Sequence[dict[str, Any]], names_sets: bool, names_target: bool) -> str:
     """The paper's numbers: its mean where it prints one."""
-    texts = []
+    texts, form = [], METRICS[metric]
     for value in values:
-        numbers = value["sets"]
+        numbers, own = value["sets"], []
         shown = numbers if "mean" not in numbers else {"mean": numbers["mean"]}
-        texts.append(f"{value['of']} " + ", ".join(f"{of} {number:g}" for of, number in shown.items()))
+        for of, number in shown.items():
+            digits = max(form.digits, len(f"{number:g}".partition(".")[2]))
+            spread = f" ± {value['deviations'][of]:g}" if of in value["deviations"] else ""
+            own.append((f"{of} " if names_sets or len(shown) > 1 else "") + f"{number:.{digits}f}{form.unit}{spread}")
+        texts.append((f"{value['of']} " if names_target else "") + ", ".join(own))
     return "<br>".join(escape(text.strip()) for text in texts)
-
-
-def _number(metric: str, value: float) -> str:
-    return f"{value:.{METRICS[metric].digits}f}{METRICS[metric].unit}"
 
 
 def _estimate(metric: str, value: dict[str, Any] | None) -> str:
     """A value with its interval and its standard deviation over prompts."""
     if value is None:
         return "-"
-    text, digits = _number(metric, value["value"]), METRICS[metric].digits
+    text, digits = METRICS[metric].printed(value["value"]), METRICS[metric].digits
     interval = "" if value["low"] is None else f"{value['low']:.{digits}f} to {value['high']:.{digits}f}; "
     spread = f"sd {value['deviation']:.{digits}f}" if value["prompts"] > len(value["sets"]) else ""
     return f"{text} <span class='dim'>({interval}{spread})</span>" if interval or spread else text

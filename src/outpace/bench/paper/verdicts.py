@@ -11,6 +11,7 @@ from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 
 RESAMPLES = 2000
 FEWEST = 6  # prompts that an interval takes
+TOO_FEW = f"Too few prompts for an interval, which takes {FEWEST}, and two of each set."
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
 Cells = Mapping[Cell, Measured]
@@ -45,6 +46,7 @@ class ClaimFinding:
 
     claim: str
     text: str
+    quote: str
     verdict: Verdict
     why: str
     numbers: str = ""
@@ -83,11 +85,13 @@ class CellComparison:
         return [len(cell.own["steps"]) for cell in own if cell is not None]
 
     def estimate(self, name: str, run: str, row: str, sets: Sequence[str] = ()) -> Estimate | None:
-        """A metric with its interval; None where nothing was measured."""
+        """A metric with its interval; None where nothing was measured, or the metric has no value."""
         by_set = self.metric(name, run, row, sets)
         if not by_set:
             return None
         own = [self.cells[run, row, of] for of in by_set]
+        if any(np.isnan(numbers[0]) for numbers in by_set.values()):
+            return None
         prompts, pooled = sum(cell.of for cell in own), np.mean(list(by_set.values()), axis=0)
         bounds = np.percentile(pooled[1:], (2.5, 97.5)) if _decides(self.units(run, row, sets)) else (None, None)
         low, high = (None if bound is None else float(bound) for bound in bounds)
@@ -109,31 +113,47 @@ def _decides(units: Sequence[int]) -> bool:
 
 
 @dataclass
-class _Sides:
-    """Differences that a claim says are positive: by run and set, all prompts first, then drawn ones."""
+class _Side:
+    """A comparison that a claim makes.
 
-    differences: dict[str, Numbers] = field(default_factory=dict)
+    Attributes:
+        name: what is compared, and what it must be.
+        gaps: what must be positive, by run and set: of all prompts first, then of drawn ones.
+        units: prompts of each of them.
+        shown: what is printed for the gaps, of all prompts first, then of drawn ones.
+        form: prints it.
+        is_exact: it is counted, so that all gaps must be positive or zero, and no interval is needed.
+    """
 
+    name: str
+    form: Callable[[float], str]
+    is_exact: bool = False
+    gaps: dict[str, Numbers] = field(default_factory=dict)
     units: list[int] = field(default_factory=list)
+    shown: list[Numbers] = field(default_factory=list)
 
-    def add(self, name: str, numbers: Numbers, units: int) -> None:
-        self.differences[name] = numbers
+    def add(self, of: str, gap: Numbers, units: int) -> None:
+        self.gaps[of] = gap
         self.units.append(units)
 
     def verdict(self) -> tuple[Verdict, str, int | None]:
         """By the rules: on every set and in the pooled interval; in the interval; against it; undecided."""
-        pooled = np.mean(list(self.differences.values()), axis=0)
+        pooled, shown = (np.mean(numbers, axis=0) for numbers in (list(self.gaps.values()), self.shown))
+        text = f"{self.name} {self.form(shown[0])}"
+        if self.is_exact:
+            return ("holds" if all(gap[0] >= 0 for gap in self.gaps.values()) else "does not hold"), text, None
         if not _decides(self.units):
-            return "undecided", f"{pooled[0]:+.3g}", None
+            return "undecided", text, None
         value, (low, high) = pooled[0], np.percentile(pooled[1:], (2.5, 97.5))
-        numbers = f"{value:+.3g} ({low:+.3g} to {high:+.3g})"
+        bounds = " to ".join(self.form(bound) for bound in np.percentile(shown[1:], (2.5, 97.5)))
+        text += f" ({bounds})"
         if low > 0:
-            on_all = all(numbers_of[0] > 0 for numbers_of in self.differences.values())
-            return ("holds" if on_all else "holds on average"), numbers, None
+            on_all = all(gap[0] > 0 for gap in self.gaps.values())
+            return ("holds" if on_all else "holds on average"), text, None
         if high < 0:
-            return "does not hold", numbers, None
+            return "does not hold", text, None
         half = (high - low) / 2
-        return "undecided", numbers, int(np.ceil(sum(self.units) * (half / abs(value)) ** 2)) if value else None
+        return "undecided", text, int(np.ceil(sum(self.units) * (half / abs(value)) ** 2)) if value else None
 
 
 def judge(
@@ -154,7 +174,7 @@ def judge(
         verdict: Verdict, numbers: str = "", prompts: int = 0, more: int | None = None, why: str = ""
     ) -> ClaimFinding:
         reason = why or claim.why.get(verdict, "")
-        return ClaimFinding(claim.id, claim.text, verdict, reason, numbers, prompts, more_prompts=more)
+        return ClaimFinding(claim.id, claim.text, claim.quote, verdict, reason, numbers, prompts, more_prompts=more)
 
     if claim.missing is not None:
         return found("not testable here", why=claim.missing)
@@ -162,7 +182,7 @@ def judge(
         holds, numbers = checks[claim.check]()
         return found("holds" if holds else "does not hold", numbers)
     labels = [run.label for run in runs if not claim.runs or run.label in claim.runs]
-    sides = [one for one in _sides(claim, labels, comparison) if one.differences]
+    sides = [one for one in _Sides(claim, labels, comparison).all() if one.gaps]
     verdicts = [one.verdict() for one in sides]
     numbers, prompts = "; ".join(one[1] for one in verdicts), max((sum(one.units) for one in sides), default=0)
     if claim.contradiction is not None:
@@ -174,7 +194,7 @@ def judge(
         return found("not testable here", why=_unmeasured(claim, labels, comparison))
     worst = min(verdicts, key=lambda one: _WORST.index(one[0]))
     few = worst[0] == "undecided" and not all(_decides(one.units) for one in sides)
-    return found(worst[0], numbers, prompts, worst[2], "Too few prompts for an interval." if few else "")
+    return found(worst[0], numbers, prompts, worst[2], TOO_FEW if few else "")
 
 
 def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str:
@@ -184,52 +204,91 @@ def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison)
     return "too few runs to compare; a full run has them"
 
 
-def _sides(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> list[_Sides]:
-    """What must be positive for a claim to hold."""
-    sign = -1.0 if METRICS[claim.metric].fewer_is_better else 1.0
+class _Sides:
+    """The comparisons of a claim, in the runs of these labels; all must come out for it to hold."""
 
-    def values(label: str, row: str, sets: Sequence[str] = claim.sets) -> dict[str, Numbers]:
-        own = comparison.metric(claim.metric, label, row, sets)
+    def __init__(self, claim: Claim, labels: Sequence[str], comparison: CellComparison) -> None:
+        self.claim, self.labels, self.comparison = claim, labels, comparison
+        self.metric = METRICS[claim.metric]
+        self.sign = -1.0 if self.metric.fewer_is_better else 1.0
+
+    def all(self) -> list[_Side]:
+        claim = self.claim
+        pairs = [self._pair(first, second) for first, second in zip(claim.order, claim.order[1:])]
+        trends = [self._trend(row) for row in (*claim.falls, *claim.rises)]
+        of_row = self._bound if claim.larger_on is None else self._groups
+        return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
+
+    def _values(self, label: str, row: str, sets: Sequence[str] = ()) -> dict[str, Numbers]:
+        claim, sets = self.claim, sets or self.claim.sets
+        own = {
+            of: one
+            for of, one in self.comparison.metric(claim.metric, label, row, sets).items()
+            if not np.isnan(one[0])
+        }
         if claim.over is None:
             return own
-        base = comparison.metric(claim.metric, label, claim.over, sets)
+        base = self.comparison.metric(claim.metric, label, claim.over, sets)
         return {of: own[of] / np.maximum(base[of], 1e-9) for of in own if of in base}
 
-    def units(label: str, row: str, of: str) -> int:
-        return comparison.units(label, row, (of,))[0]
+    def _units(self, label: str, row: str, of: str) -> int:
+        return self.comparison.units(label, row, (of,))[0]
 
-    sides = []
-    for first, second in zip(claim.order, claim.order[1:]):
-        pair = _Sides()
-        for label in labels:
-            one, other = values(label, first), values(label, second)
+    def _form(self, value: float) -> str:
+        return f"{value:.2f}" if self.claim.over is not None else self.metric.printed(value)
+
+    def _pair(self, first: str, second: str) -> _Side:
+        side, ones, others = _Side(f"{first} / {second}", "{:.2f}".format), list[Numbers](), list[Numbers]()
+        for label in self.labels:
+            one, other = self._values(label, first), self._values(label, second)
             for of in (name for name in one if name in other and len(one[name]) == len(other[name])):
-                pair.add(f"{label} {of}", sign * (one[of] - other[of]), units(label, first, of))
-        sides.append(pair)
-    for row in (*claim.falls, *claim.rises):
-        trend = _Sides()
-        by_run = [(label, found) for label in labels if (found := values(label, row))]
+                side.add(f"{label} {of}", self.sign * (one[of] - other[of]), self._units(label, first, of))
+                ones.append(one[of])
+                others.append(other[of])
+        if ones:
+            side.shown = [np.mean(ones, axis=0) / np.maximum(np.mean(others, axis=0), 1e-9)]
+        return side
+
+    def _trend(self, row: str) -> _Side:
+        by_run = [(label, found) for label in self.labels if (found := self._values(label, row))]
+        means = ", ".join(f"{label} {self._form(np.mean(list(own.values()), 0)[0])}" for label, own in by_run)
+        form = "difference {:+.2f}" if len(by_run) == 2 else "rank correlation {:+.2f}"
+        side = _Side(f"{row}: {means};", form.format)
         for of in by_run[0][1] if len(by_run) > 1 else ():
             if all(of in found for _, found in by_run):
-                levels = np.stack([found[of] for _, found in by_run])
-                trend.add(of, _rise(levels) * (1.0 if claim.rises else -1.0), units(by_run[0][0], row, of))
-        sides.append(trend)
-    for row in claim.rows:
-        bound = _Sides()
-        for label in labels:
-            if claim.larger_on is not None:
-                first_sets, second_sets = (values(label, row, sets) for sets in claim.larger_on)
-                if first_sets and second_sets:
-                    larger, smaller = (np.mean(list(one.values()), axis=0) for one in (first_sets, second_sets))
-                    bound.add(label, sign * (larger - smaller), sum(comparison.units(label, row, claim.larger_on[0])))
-                continue
-            for of, numbers in values(label, row).items():
+                rise = _rise(np.stack([found[of] for _, found in by_run]))
+                side.add(of, rise * (1.0 if self.claim.rises else -1.0), self._units(by_run[0][0], row, of))
+                side.shown.append(rise)
+        return side
+
+    def _bound(self, row: str) -> _Side:
+        claim = self.claim
+        name = row if claim.over is None else f"{row} / {claim.over}"
+        bounds = {"least": claim.at_least, "most": claim.at_most}
+        wanted = " and ".join(f"at {side} {self._form(bound)}" for side, bound in bounds.items() if bound is not None)
+        side = _Side(f"{name} ({wanted}):", self._form, self.metric.is_exact)
+        for label in self.labels:
+            for of, numbers in self._values(label, row).items():
+                side.shown.append(numbers)
                 if claim.at_least is not None:
-                    bound.add(f"{label} {of} least", numbers - claim.at_least, units(label, row, of))
+                    side.add(f"{label} {of} least", numbers - claim.at_least, self._units(label, row, of))
                 if claim.at_most is not None:
-                    bound.add(f"{label} {of} most", claim.at_most - numbers, units(label, row, of))
-        sides.append(bound)
-    return sides
+                    side.add(f"{label} {of} most", claim.at_most - numbers, self._units(label, row, of))
+        return side
+
+    def _groups(self, row: str) -> _Side:
+        """The first group of sets against the second."""
+        assert self.claim.larger_on is not None
+        names = " / ".join(", ".join(group) for group in self.claim.larger_on)
+        side = _Side(f"{row}, {names}:", "{:.2f}".format)
+        for label in self.labels:
+            first, second = (self._values(label, row, sets) for sets in self.claim.larger_on)
+            if first and second:
+                one, other = (np.mean(list(found.values()), axis=0) for found in (first, second))
+                units = sum(self.comparison.units(label, row, self.claim.larger_on[0]))
+                side.add(label, self.sign * (one - other), units)
+                side.shown.append(one / np.maximum(other, 1e-9))
+        return side
 
 
 def _rise(levels: Numbers) -> Numbers:

@@ -117,20 +117,19 @@ def test_a_second_exhibit_measures_only_new_rows(suite: Callable[[], Suite], mon
 
 def test_short_answers_are_the_first_tokens_of_long_ones(suite: Callable[[], Suite], tmp_path: Path) -> None:
     """Guards against a length that is measured apart, and figures of the whole answer in its place."""
-    long = RUN | {"tokens": 24}
-    short = [long, RUN | {"label": "T = 12", "tokens": 12, "first_of": 24}]
-    metrics = ["tokens_per_step", "accepted_per_step", "drafted_per_step", "steps", "tpot_ms"]
+    long = RUN | {"tokens": 24, "forgets": True}
+    short = [long, long | {"label": "T = 12", "tokens": 12, "first_of": 24}]
+    metrics = ["tokens_per_step", "accepted_per_step", "steps"]
     columns = [{"metric": metric, "title": metric} for metric in metrics]
-    alone = [exhibit(runs=[long, RUN | {"label": "T = 12", "tokens": 12}], columns=columns, claims=[])]
+    alone = [exhibit(runs=[long, long | {"label": "T = 12", "tokens": 12}], columns=columns, claims=[])]
     (first,) = shown(suite(), exhibit(runs=short, columns=columns, claims=[]))
     assert len(list((tmp_path / "records").iterdir())) == 2, "a folder for each set, none for the shorter length"
     (apart,) = shown(suite(), *alone)
     for own, other in zip(first.table(), apart.table(), strict=True):
         assert own["run"] == other["run"]
-        for metric in metrics[:-1]:
-            # The last round of an answer that ends there may draft less.
-            within = 0.35 if metric == "drafted_per_step" else 1e-9
-            assert own["values"][metric]["value"] == pytest.approx(other["values"][metric]["value"], rel=within), metric
+        for metric in metrics:  # trees are no deeper than what is left of an answer, so that last rounds differ
+            one, two = own["values"][metric]["value"], other["values"][metric]["value"]
+            assert one == pytest.approx(two, rel=0.15, abs=0.15 * (metric == "accepted_per_step")), metric
 
 
 def test_an_output_that_differs_is_a_bug(suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from outpace.bench.paper.exhibit import Claim, ExhibitRun
 from outpace.bench.paper.metrics import Measured, measured
-from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
+from outpace.bench.paper.verdicts import TOO_FEW, CellComparison, ClaimFinding, judge
 from outpace.lib.errors import InvalidRequest
 
 RUNS = (
@@ -23,6 +23,7 @@ def cell(steps: list[float], decoded: float = 60.0, ms: float = 600.0) -> Measur
         "requests": np.ones(len(steps)),
         "steps": np.array(steps),
         "decoded": np.full(len(steps), decoded),
+        "equal": np.ones(len(steps)),
     }
     own["decode_ms"] = np.full(len(steps), ms)
     return Measured(own, own, len(steps), len(steps), 0, {"files": {}, "drafter": None})
@@ -72,7 +73,7 @@ def test_few_prompts_decide_nothing(steps: list[list[float]]) -> None:
     """Guards against an interval of no width, which one prompt of a set has."""
     slow = [[30.0] * len(own) for own in steps]
     found = verdict({"order": ("fast", "slow")}, fast=steps, slow=slow)
-    assert (found.verdict, found.why) == ("undecided", "Too few prompts for an interval.")
+    assert (found.verdict, found.why) == ("undecided", TOO_FEW)
 
 
 def test_a_trend_over_runs() -> None:
@@ -92,8 +93,24 @@ def test_a_trend_of_a_ratio() -> None:
 def test_bounds_of_a_ratio() -> None:
     """Guards against a bound on the metric where its ratio to another row is meant."""
     rows = {"fast": [FAST, FAST], "slow": [SLOW, SLOW]}
-    assert verdict({"rows": ("fast",), "over": "slow", "at_least": 1.2}, **rows).verdict == "holds"
+    found = verdict({"rows": ("fast",), "over": "slow", "at_least": 1.2}, **rows)
+    assert found.verdict == "holds"
+    assert found.numbers.startswith("fast / slow (at least 1.20): 1.")
     assert verdict({"rows": ("fast",), "over": "slow", "at_most": 1.2}, **rows).verdict == "does not hold"
+
+
+def test_what_is_counted_needs_no_interval() -> None:
+    """Guards against an exactness that stays undecided though all outputs are equal."""
+    claim = {"metric": "equal", "rows": ("fast",), "at_least": 100.0}
+    assert verdict(claim, fast=[FAST[:2]]).verdict == "holds"
+    assert verdict(claim | {"at_least": 101.0}, fast=[FAST, FAST]).verdict == "does not hold"
+
+
+def test_a_comparison_prints_its_ratio() -> None:
+    """Guards against differences in the metric's unit, where the rows' names and their ratio are expected."""
+    found = verdict({"order": ("fast", "slow")}, fast=[FAST, FAST], slow=[SLOW, SLOW])
+    steps = sum(SLOW) / sum(FAST)
+    assert found.numbers.startswith(f"fast / slow {steps:.2f} (")
 
 
 def test_a_row_that_is_absent_is_named() -> None:
@@ -103,6 +120,18 @@ def test_a_row_that_is_absent_is_named() -> None:
     found = judge(claim, RUNS, CellComparison(cells), {}, {"gone": "no drafter"})
     assert (found.verdict, found.why) == ("not testable here", "gone: no drafter")
     assert judge(claim, RUNS, CellComparison(cells), {}, {}).verdict == "not testable here"
+
+
+def test_the_first_tokens_of_an_answer() -> None:
+    """Guards against rounds after the last token that counts, and one that counts whole where it ends within."""
+    rounds = [[3, 4, 10.0], [1, 0, 18.0], [4, 4, 30.0], [2, 4, 40.0]]
+    record: dict[str, Any] = {"method": "x", "options": {"files": {}, "drafter": None}, "rounds": [rounds]}
+    record |= {"finding": {"kind": "equal"}, "equal": True, "memory_mb": 1.0, "ttft_ms": 5.0, "group": {"number": 0}}
+    found = measured([record], [record], first=6).own
+    sums = {name: found[name][0] for name in ("steps", "drafted", "accepted", "decoded", "decode_ms", "end_to_end_ms")}
+    wanted = {"steps": 3, "drafted": 8, "accepted": 2, "decoded": 5, "decode_ms": 30.0, "end_to_end_ms": 35.0}
+    assert sums == wanted
+    assert np.isnan(found["forward_ms"]).all(), "known of the whole answer alone"
 
 
 def test_records_that_do_not_say_what_a_method_started_with_are_refused() -> None:
