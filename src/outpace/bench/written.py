@@ -58,8 +58,8 @@ class WrittenPrompt:
             self.pieces.append(known)
         else:
             kv.end(chunk.slot, size)
-            for storage, stored in zip(kv.storages, known.storages, strict=True):
-                storage[:, chunk.slot, :, rows] = stored
+            for storage, kept in zip(kv.storages, known.storages, strict=True):
+                storage[:, chunk.slot, :, rows] = kept
             kv.commit([chunk.slot], [range(size)])
         top = known.output.top_ids if chunk.want_top else None
         return [ChunkOutput(top, known.output.last, self._features(known.output, chunk.taps))], []

@@ -98,7 +98,12 @@ def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
         reached, steps, drafted = reached + tokens, steps + 1, drafted + nodes
     tokens = min(reached, count)
     times = {"decode_ms": decode_ms, "end_to_end_ms": decode_ms + record["ttft_ms"]}
-    counts = {"steps": steps, "drafted": drafted, "accepted": max(tokens - 1 - steps, 0), "new_tokens": tokens}
+    counts: dict[str, float] = {
+        "steps": steps,
+        "drafted": drafted,
+        "accepted": max(tokens - 1 - steps, 0),
+        "new_tokens": tokens,
+    }
     counts |= {"tokens_per_step": (tokens - 1) / max(steps, 1), "tpot_ms": decode_ms / max(tokens - 1, 1)}
     group = {**record["group"], **times, "decoded": tokens - 1, "new_tokens": tokens}
     return {**record, **dict.fromkeys(_OF_RECORDS, math.nan), **counts, **times, "group": group}

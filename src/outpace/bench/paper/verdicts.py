@@ -174,7 +174,10 @@ def judge(
         verdict: Verdict, numbers: str = "", prompts: int = 0, more: int | None = None, why: str = ""
     ) -> ClaimFinding:
         reason = why or claim.why.get(verdict, "")
-        return ClaimFinding(claim.id, claim.text, claim.quote, verdict, reason, numbers, prompts, more_prompts=more)
+        of_claim = {"claim": claim.id, "text": claim.text, "quote": claim.quote}
+        return ClaimFinding(
+            **of_claim, verdict=verdict, why=reason, numbers=numbers, prompts=prompts, more_prompts=more
+        )
 
     if claim.missing is not None:
         return found("not testable here", why=claim.missing)
