@@ -34,6 +34,10 @@ def paper(
         list[str] | None,
         typer.Option(metavar="[NAME=]PATH", help="A drafter for all rows, or NAME=PATH for the rows that name it."),
     ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(metavar="FILE[:LIMIT]", help="Train drafters that rows need on these prompts, and keep them."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of NAME_dev.jsonl; by default the prompts of this package."),
@@ -72,7 +76,8 @@ def paper(
         return load_for(own, drafting(exhibits) if own.drafter else None, slots)
 
     folder.mkdir(parents=True, exist_ok=True)
-    suite = Suite(folder, target, quick, PromptSets(None if data is None else path_of(data)), loaded, named)
+    prompts = PromptSets(None if data is None else path_of(data))
+    suite = Suite(folder, target, quick, prompts, loaded, named, train)
     if list_:
         _list(suite, exhibits)
         return

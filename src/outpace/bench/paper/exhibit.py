@@ -108,6 +108,7 @@ class Row(_Strict):
         runs: labels of the runs that have it; empty for all.
         missing: why the row cannot be measured.
         needs_drafter: the name that `--drafter NAME=PATH` must give; the row is left out without it.
+        trained: the kind and settings by which `--train` makes that drafter, as `outpace train` takes them.
         beyond: a row that the paper does not have.
         quick: whether `--quick` measures it.
     """
@@ -118,6 +119,7 @@ class Row(_Strict):
     runs: tuple[str, ...] = ()
     missing: str | None = None
     needs_drafter: str | None = None
+    trained: tuple[str, ...] = ()
     beyond: bool = False
     quick: bool = True
 

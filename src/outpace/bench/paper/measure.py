@@ -147,6 +147,7 @@ class Suite:
     Attributes:
         load: the target, with so many slots and one drafter of the caller's, by path.
         drafters: paths of drafters by the names that rows need.
+        train_on: prompts, FILE[:LIMIT], on which missing drafters are trained; None leaves their rows out.
         names: of methods, as records have them, by job and method.
         absent: why a method could not be measured, by job and method.
         load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
@@ -159,7 +160,8 @@ class Suite:
     is_quick: bool
     prompts: PromptSets
     load: Callable[[int, str | None], Model]
-    drafters: Mapping[str, str] = field(default_factory=dict)
+    drafters: dict[str, str] = field(default_factory=dict)
+    train_on: str | None = None
     names: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -191,6 +193,7 @@ class Suite:
         """Measure what is not there yet. `advance` is called for every prompt of every job, those
         that only warm included."""
         self._write_manifest(date)
+        self._train(exhibits)
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is not None and job.drafter not in self.drafters:
@@ -269,6 +272,21 @@ class Suite:
             self._leave_out(job, [method], reason)
         return found
 
+    def _train(self, exhibits: Sequence[Exhibit]) -> None:
+        """Train the drafters that rows need and that are not given, on the same answers. A stopped training goes on
+        where it was, and one that is complete ends at once."""
+        rows = [row for exhibit in exhibits for row in exhibit.rows_of(self.is_quick) if row.trained]
+        missing = {row.needs_drafter: row.trained for row in rows if row.needs_drafter not in self.drafters}
+        if self.train_on is None or not missing:
+            return
+        of_all = ["--target", self.target, "--prompts", self.train_on]
+        folder = self.folder / "drafters"
+        _outpace("train", "regenerate", *of_all, "--out", str(folder / "answers"))
+        for name, (kind, *settings) in missing.items():
+            own = [*of_all, "--answers", str(folder / "answers"), "--out", str(folder / str(name)), *settings]
+            _outpace("train", kind, *own)
+            self.drafters[str(name)] = str(folder / str(name) / "drafter")
+
     def _with_warm_file(self, method: str) -> str:
         """A method with the file of a warm-up at its budget in place of {warm}, made where it is not there yet."""
         asked = _WARM.search(method)
@@ -278,12 +296,9 @@ class Suite:
         number = int(budget[1]) if budget else WARM_BUDGET
         file = self.folder / f"warm-{rounds}-{number}.safetensors"
         if not file.exists():
-            command = [sys.executable, "-m", "outpace.cli", "warmup", self.target, "--method", "graft:vocabulary=all"]
             workload = self.prompts.to_warm(rounds, self.folder / f"warm-{rounds}.jsonl")
-            command += ["--budget", str(number), "-w", workload, "--out", str(file)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise InvalidRequest(f"warm-up of graft: {done.stderr.strip().splitlines()[-1]}")
+            own = ["--method", "graft:vocabulary=all", "--budget", str(number), "-w", workload, "--out", str(file)]
+            _outpace("warmup", self.target, *own)
         return _WARM.sub(str(file), method)
 
     def _reserved(self, job: SetRun, methods: Iterable[str]) -> dict[str, str]:
@@ -333,6 +348,17 @@ class Suite:
             folder.append(group)
         for _ in left:
             advance()
+
+
+def _outpace(*arguments: str) -> None:
+    """Run a command in a process of its own, which frees its memory.
+
+    Raises:
+        InvalidRequest: it failed; with its last line.
+    """
+    done = subprocess.run([sys.executable, "-m", "outpace.cli", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise InvalidRequest(f"outpace {' '.join(arguments[:2])}: {done.stderr.strip().splitlines()[-1]}")
 
 
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:

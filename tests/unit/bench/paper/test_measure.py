@@ -94,6 +94,33 @@ def test_a_row_that_needs_what_is_missing_is_listed_with_the_reason(suite: Calla
     assert found.findings[0].verdict == "not testable here"
 
 
+@pytest.mark.thorough
+def test_drafters_that_rows_need_are_trained(data: Path, tmp_path: Path) -> None:
+    """Guards against ablations that nobody can repeat, and a training that begins anew when a run goes on."""
+    target = save_tiny_model(tmp_path / "tiny", max_position_embeddings=2048)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"p{n}", "turns": ["Hi."]}) + "\n" for n in range(6)))
+    row = {"name": "Medusa", "method": "medusa:budget=3", "needs_drafter": "medusa"}
+    row["trained"] = ("medusa", "training.max_steps=1", "training.batch_size=2", "data.held_out=2")
+
+    def load(slots: int, drafter: str | None) -> Model:
+        return outpace.load(str(target), drafter=drafter, dtype="float32", device="cpu", max_num_seqs=slots)
+
+    def suite() -> Suite:
+        return Suite(tmp_path / "out", str(target), False, PromptSets(data), load, train_on=str(prompts))
+
+    (tmp_path / "out").mkdir()
+    given = exhibit(rows=[row], claims=[], runs=[RUN | {"ignore_eos": True}])
+    (found,) = shown(suite(), given)
+    lines = {line["row"]: line for line in found.table()}
+    assert lines["Medusa"]["prompts"] == 6
+    assert "drafter" in lines["Medusa"]["starts_with"]
+    log = tmp_path / "out" / "drafters" / "medusa" / "log.jsonl"
+    before = log.read_text()
+    shown(suite(), given)
+    assert log.read_text() == before
+
+
 def test_a_second_exhibit_measures_only_new_rows(suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against runs that are made anew for every exhibit, and for every start."""
     shown(suite(), exhibit())
