@@ -25,6 +25,8 @@ class BuildWithFiles(build_py):
     that tools read."""
 
     def run(self) -> None:
+        if not self.editable_mode:  # of an earlier build: kernels' names stand for all sources that are there
+            rmtree(Path(self.build_lib, "outpace"), ignore_errors=True)
         super().run()
         if self.editable_mode:
             return
@@ -32,10 +34,8 @@ class BuildWithFiles(build_py):
             copied = Path(self.build_lib, "outpace", "shipped", *file.parts[1:])
             copied.parent.mkdir(parents=True, exist_ok=True)
             copyfile(file, copied)
-        kernels = Path(self.build_lib, "outpace", "kernels", "libraries")
-        rmtree(kernels, ignore_errors=True)  # of another platform, whose wheel was built before
         if LIBRARIES:
-            copytree(LIBRARIES, kernels)
+            copytree(LIBRARIES, Path(self.build_lib, "outpace", "kernels", "libraries"))
 
 
 class PlatformWheel(bdist_wheel):

@@ -15,7 +15,9 @@ def empty(source: str, copied: str) -> None:
 
 
 def test_packages_hold_no_large_drafter(tmp_path: Path) -> None:
-    """Guards against a wheel of 160 MB, and one without the drafters and transitions that `shipped_folder` finds."""
+    """Guards against a wheel of 160 MB, one without the drafters and transitions that `shipped_folder` finds, and one
+    with sources that an earlier build left: names of compiled kernels stand for all that there are, so that none would
+    be found."""
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         copyfile(ROOT / name, tmp_path / name)
     for name in ("src", "drafters"):
@@ -24,8 +26,12 @@ def test_packages_hold_no_large_drafter(tmp_path: Path) -> None:
         file = tmp_path / "drafters" / LARGE / name
         file.parent.mkdir(exist_ok=True)
         file.touch()
+    stale = tmp_path / "built" / "outpace" / "kernels" / "cpp" / "deleted.h"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", ".", "build_py", "--build-lib", "built"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert not stale.exists()
     shipped = tmp_path / "built" / "outpace" / "shipped"
     wheel = {str(path.relative_to(shipped)) for path in shipped.rglob("*") if path.is_file()}
     listed = (tmp_path / "outpace.egg-info" / "SOURCES.txt").read_text().splitlines()
