@@ -38,11 +38,11 @@ def test_every_stage_is_timed(folder: str, monkeypatch: pytest.MonkeyPatch, capf
     load(folder, progress=True)
     said = capfd.readouterr()
     assert said.out == ""
-    (line,) = said.err.splitlines()
+    (line,) = filter(None, said.err.splitlines())  # older versions of transformers print an empty one
     assert tuple(re.findall(r"(?:: |, )([a-z ]+) \d+\.\d s", line)) == (*STAGES, "other")
     for progress in (None, False):
         load(folder, progress)
-        assert capfd.readouterr() == ("", "")
+        assert [text.strip() for text in capfd.readouterr()] == ["", ""]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gguf"])
