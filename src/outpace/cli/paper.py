@@ -77,7 +77,7 @@ def paper(
 
     folder.mkdir(parents=True, exist_ok=True)
     prompts = PromptSets(None if data is None else path_of(data))
-    suite = Suite(folder, target, quick, prompts, loaded, named, train)
+    suite = Suite(folder, target, quick, prompts, loaded, drafters=named, train_on=train)
     if list_:
         _list(suite, exhibits)
         return
