@@ -15,7 +15,7 @@ from outpace.lib.errors import ModelError
 from outpace.lib.int8 import FIELD as QUANTIZATION
 from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
 from outpace.models.loading.registry import Source, resolve
-from outpace.models.loading.weights import read_model
+from outpace.models.loading.weights import read_model, stock_attention
 from outpace.models.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def export(model: str, folder: Path) -> Path:
     made, identity = folder / "hf", _identity(source)
     if _is_ready(made, identity):
         return made
-    loaded = read_model(source, read_config(source), torch.bfloat16, torch.device("cpu"), "sdpa")
+    config = read_config(source)
+    loaded = read_model(source, config, torch.bfloat16, torch.device("cpu"), stock_attention(config))
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
     if loaded.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)

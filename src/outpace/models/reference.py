@@ -13,7 +13,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.models.loading.config import read_config
 from outpace.models.loading.precision import DTYPES, choose_device
 from outpace.models.loading.registry import resolve
-from outpace.models.loading.weights import read_model
+from outpace.models.loading.weights import read_model, stock_attention
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class TransformersReference:
 
     def __init__(self, name: str, dtype: str, device: str) -> None:
         source = resolve(name)
-        self._model = read_model(source, read_config(source), DTYPES[dtype], choose_device(device), "sdpa")
+        config = read_config(source)
+        self._model = read_model(source, config, DTYPES[dtype], choose_device(device), stock_attention(config))
 
     @torch.inference_mode()
     def generate(self, ids: Sequence[int], params: SamplingParams, eos_token_ids: Sequence[int]) -> ReferenceRun:

@@ -1,6 +1,7 @@
 """Sampling options through the front door on a tiny model: words, names of other libraries, stock generate."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,16 @@ def test_the_certificate_holds_under_penalties(model: outpace.Model) -> None:
     worded = SamplingParams(bad_words=("zq",))
     margin = model.margin([*prompt, 5], worded, (6, 7), len(prompt))
     assert margin == model.margin([*prompt, 5], SamplingParams(), (6, 7), len(prompt))
+
+
+def test_the_yardstick_caps_attention_scores(tmp_path: Path) -> None:
+    """Guards against a stock `generate` of Gemma 2 by scaled-dot-product attention, which leaves out its cap."""
+    folder = save_tiny_model(tmp_path / "capped", "gemma2", attn_logit_softcapping=0.5, eos_token_id=None)
+    capped = outpace.load(str(folder), "plain", dtype="float32", device="cpu")
+    reference = TransformersReference(str(folder), "float32", "cpu")
+    prompt, params = capped.encode("hello hello, hello"), SamplingParams(max_new_tokens=25, ignore_eos=True)
+    ours = capped.generate(prompt, params).token_ids
+    assert reference.generate(prompt, params, ()).token_ids == ours
 
 
 def test_the_yardstick_obeys_or_refuses(model: outpace.Model) -> None:

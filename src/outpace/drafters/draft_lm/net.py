@@ -14,6 +14,7 @@ from outpace.models.draft import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
 from outpace.models.layers.prepare import stock_weights
+from outpace.models.loading.weights import stock_attention
 from outpace.models.plain_decoder import stock_config
 from outpace.models.tokenizer import TextCodec
 
@@ -162,7 +163,7 @@ def make_small(config: "PretrainedConfig", seed: int) -> SmallLM:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the model is made on the CPU
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config)
+            copy.deepcopy(config), dtype=torch.float32, attn_implementation=stock_attention(config)
         )
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
@@ -172,12 +173,7 @@ def make_small(config: "PretrainedConfig", seed: int) -> SmallLM:
 
 def make_bare(config: "PretrainedConfig", target: FrozenTarget, seed: int) -> BareLM:
     """As `make_small`, with the embedding and head of a target of the same width."""
-    return BareLM(build_bare(config, torch.float32, _attention(config), seed), target)
-
-
-def _attention(config: "PretrainedConfig") -> str:
-    # Only the eager path caps attention scores.
-    return "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"
+    return BareLM(build_bare(config, torch.float32, stock_attention(config), seed), target)
 
 
 def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:

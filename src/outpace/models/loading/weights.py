@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+def stock_attention(config: "PretrainedConfig") -> str:
+    """The attention that transformers computes with where ours is not asked for: scaled-dot-product attention, but the
+    eager path of a model that caps its scores, as Gemma 2 does, since only that path caps them."""
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "eager" if capped else "sdpa"
+
+
 @stage("reading weights")
 def read_model(
     source: Source,
