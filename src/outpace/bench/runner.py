@@ -19,7 +19,7 @@ from outpace.methods.stores import learns
 from outpace.models.reference import TransformersReference
 
 PLAIN, TRANSFORMERS = "plain", "transformers"
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS, WARM_UP_PROMPT = 8, 128  # of answers and of prompts, at most
 Record = dict[str, Any]
 
 
@@ -132,7 +132,15 @@ class BenchRun:
         self._options |= {method: resolved_options(self.model, method, plan.budget) for method in ours}
         # Held, so that none of them is built anew after the reset, in the time of its first prompt.
         self._proposers = [self.model.proposer(method) for method in ours]
-        first = [self.model.encode(item.prompt(0, [])) for item in self._groups[0]]
+        taps = {tap for proposer in self._proposers for tap in proposer.needs.taps}
+        with written_once(self.model.target, taps) if plan.prompts_once else nullcontext():
+            yield from self._new_groups(first_new, done, on_item)
+
+    def _new_groups(
+        self, first_new: int, done: Sequence[Record], on_item: Callable[[], None]
+    ) -> Iterator[list[Record]]:
+        plan = self.plan
+        first = [self.model.encode(item.prompt(0, []))[:WARM_UP_PROMPT] for item in self._groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
         for method in plan.methods:
             self._run(method, first, short)
@@ -141,17 +149,15 @@ class BenchRun:
         warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
         if not plan.forgets:
             self._learn_again(done, on_item)
-        taps = {tap for proposer in self._proposers for tap in proposer.needs.taps}
-        with written_once(self.model.target, taps) if plan.prompts_once else nullcontext():
-            for number, group in list(enumerate(self._groups))[first_new:]:
-                if plan.forgets:
-                    self.model.reset()
-                # Each method takes its turn at going first, so that a drifting machine favours none of them.
-                shift = number % len(plan.methods)
-                order = plan.methods[shift:] + plan.methods[:shift]
-                yield self._measure(number, group, order)
-                for _ in group:
-                    on_item()
+        for number, group in list(enumerate(self._groups))[first_new:]:
+            if plan.forgets:
+                self.model.reset()
+            # Each method takes its turn at going first, so that a drifting machine favours none of them.
+            shift = number % len(plan.methods)
+            order = plan.methods[shift:] + plan.methods[:shift]
+            yield self._measure(number, group, order)
+            for _ in group:
+                on_item()
 
     def _learn_again(self, done: Sequence[Record], on_item: Callable[[], None]) -> None:
         """Show methods that learn the prompts of groups that are done."""
