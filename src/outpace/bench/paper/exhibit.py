@@ -77,12 +77,14 @@ class ExhibitRun(_Strict):
 
     def described(self) -> str:
         """How it was measured, in words."""
-        texts = [f"{self.prompts} prompts of {', '.join(self.sets)}", f"{self.tokens} tokens at most"]
-        texts += [f"after {self.warm} warm-up prompts"] if self.warm else []
+        each = " each" if len(self.sets) > 1 else ""
+        texts = [f"{_counted(self.prompts, 'prompt')}{each} of {', '.join(self.sets)}"]
+        texts += [f"after {_counted(self.warm, 'warm-up prompt')}{each}"] if self.warm else []
+        texts += [f"{self.tokens} tokens at most"]
         texts += [f"cut to {self.characters} characters"] if self.characters else []
         texts += ["end-of-text ignored"] if self.ignore_eos else []
         texts += [f"temperature {self.temperature:g}"]
-        texts += [f"{self.batch} together, {self.in_flight or self.batch} at a time"] if self.batch > 1 else []
+        texts += [f"{self.in_flight or self.batch} at a time"] if self.batch > 1 else []
         texts += ["methods forget between prompts"] if self.forgets else []
         return (f"{self.label}: " if self.label else "") + ", ".join(texts)
 
@@ -95,6 +97,10 @@ class ExhibitRun(_Strict):
     def decoded(self) -> int:
         """Tokens that each answer of its records has at most."""
         return self.first_of or self.tokens
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" + ("s" if number != 1 else "")
 
 
 class Row(_Strict):

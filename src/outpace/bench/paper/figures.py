@@ -73,6 +73,7 @@ def _lines(
         ]
         if any(not np.isnan(value) for _, value in points):
             axes.plot(*zip(*points), marker="o", label=row.name)
+    axes.set_xticks([run.level for run in runs if run.level is not None])
     axes.set(xlabel=exhibit.figure.x or "", ylabel=METRICS[metric].title)
 
 
@@ -90,6 +91,7 @@ def _points(
         if not np.isnan(place).any():
             axes.scatter(*place)
             axes.annotate(row.name, place, fontsize=7, xytext=(3, 3), textcoords="offset points")
+    axes.margins(0.2)  # for names
     axes.set(xlabel=METRICS[exhibit.figure.x].title, ylabel=METRICS[exhibit.figure.metric].title)
 
 

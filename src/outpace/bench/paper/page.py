@@ -1,7 +1,7 @@
 """The report of a paper: exhibits.json, figures as SVG, and report.html, one file that needs no network."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
 from outpace.bench.paper.figures import draw
-from outpace.bench.paper.measure import MANIFEST, cells_of
+from outpace.bench.paper.measure import MANIFEST, SetRun, cells_of
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.verdicts import FEWEST, CellComparison, ClaimFinding, judge
 from outpace.lib.errors import InvalidRequest
@@ -22,8 +22,10 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; p
 h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-td.number { white-space: nowrap } .dim { color: var(--dim) } svg { max-width: 100%; height: auto; background: white }
-td .dim { overflow-wrap: anywhere } td.prose { min-width: 14rem } nav a { margin-right: .8rem; white-space: nowrap }
+p { overflow-wrap: anywhere } td.number { white-space: nowrap } .dim { color: var(--dim) }
+svg { max-width: 100%; height: auto; background: white } nav a { margin-right: .8rem; white-space: nowrap }
+td .dim { overflow-wrap: anywhere } td.row { min-width: 9rem; position: sticky; left: 0; background: Canvas }
+td.prose { min-width: 14rem }
 .v { font-weight: 600 } .v.holds { color: #16803c } .v.not { color: #c2410c } .v.open { color: #a16207 }
 details { margin: .5rem 0 } summary { cursor: pointer }
 """
@@ -108,7 +110,7 @@ class ShownExhibit:
                     {
                         "run": run.label,
                         "row": row.name,
-                        "method": row.method,
+                        "method": self._settled(run, row),
                         "beyond": row.beyond,
                         "starts_with": cells[0].starts_with if cells else None,
                         "why_not": self.absent.get(row.name),
@@ -123,6 +125,12 @@ class ShownExhibit:
                     }
                 )
         return lines
+
+    def _settled(self, run: ExhibitRun, row: Row) -> str:
+        """A row's method as it was measured, with what stood for {warm} and {reserved}."""
+        key = SetRun(run, run.sets[0], row.needs_drafter).key
+        found: str = self.source.about["names"].get(f"{key} {row.method}", row.method)
+        return found.replace(f"{self.source.folder}/", "")
 
     def _values(self, run: ExhibitRun, row: str, metric: str) -> list[Value]:
         """What the paper prints."""
@@ -163,10 +171,12 @@ def write_report(
 VERDICTS = f"""Each claim compares rows prompt by prompt; n is the number of prompts, and a set is a file of them. It
 <b>holds</b> if its direction is right on every set and the 95 % bootstrap interval of the mean over sets excludes
 equality; <b>on average</b>, if only the interval does. It <b>does not hold</b> if the interval excludes equality the
-other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} prompts. A claim of several
-comparisons has the verdict of the worst of them. <b>The paper contradicts itself</b> where its own numbers differ from
-the claim. What is counted, such as equal outputs and memory, needs no interval. In tables, sd is the standard deviation
-over prompts. Every output is compared with plain decoding's, token by token."""
+other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} prompts. A claim of
+several comparisons has the verdict of the worst of them. <b>The paper contradicts itself</b> where its own numbers
+differ from the claim. What is counted, such as equal outputs and memory, needs no interval. Ratios are of means over
+sets; in tables, sd is the standard deviation over prompts, the mean of the sets'. Two prompts of each set, as quick
+runs have, show little of how prompts differ: take their intervals as a first look. Every output is compared with
+plain decoding's, token by token."""
 KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", "not testable here": ""}
 
 
@@ -178,7 +188,8 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
     parts += [f"<p>{VERDICTS}</p>", _claims(shown)]
     for of_exhibit in shown:
         exhibit = of_exhibit[0].exhibit
-        parts.append(f"<h2 id='{_anchor(exhibit)}'>{escape(exhibit.name.capitalize())}. {escape(exhibit.title)}</h2>")
+        name = exhibit.name[0].upper() + exhibit.name[1:]
+        parts.append(f"<h2 id='{_anchor(exhibit)}'>{escape(name)}. {escape(exhibit.title)}</h2>")
         parts.append(f"<p><b>In the paper:</b> {escape(exhibit.shows)}</p>")
         if exhibit.here:
             parts.append(f"<p><b>Here:</b> {escape(exhibit.here)}</p>")
@@ -243,61 +254,80 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
 
 def _exhibit(one: ShownExhibit, is_one_of_several: bool) -> str:
     parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
-    if one.exhibit.kind == "measured":
+    if one.runs:
         parts.append(f"<p><b>These runs:</b> {escape('; '.join(run.described() for run in one.runs))}.</p>")
     if one.svg is not None:
         parts.append(one.svg)
-    columns = one.exhibit.columns
-    targets = list(dict.fromkeys(value.of for value in one.exhibit.values))
-    names_sets = len({*(of for run in one.runs for of in run.sets)}) > 1
-    lines, details = [], []
-    for line in one.table():
-        head = f"{escape(line['row'])}{' (beyond the paper)' if line['beyond'] else ''}"
-        cells = [f"<td>{escape(line['run'])}</td><td>{head}<br><span class='dim'>{escape(line['method'])}</span></td>"]
-        for column in columns:
-            cells.append(
-                f"<td>{_printed(column.metric, line['paper'][column.metric], names_sets, len(targets) > 1)}</td>"
-            )
-            cells.append(f"<td class='number'>{_estimate(column.metric, line['values'][column.metric])}</td>")
-        equal = (
-            "" if line["equal"] is None else f"{line['equal']:.0%}" + (f", {line['bugs']} bugs" if line["bugs"] else "")
-        )
-        why_not = f"<span class='dim'>{escape(line['why_not'])}</span>" if line["why_not"] else ""
-        cells.append(
-            f"<td>{line['prompts'] or why_not}</td><td>{equal}</td><td>{escape(line['starts_with'] or '')}</td>"
-        )
-        lines.append("".join(cells))
-        for column in columns:
-            value = line["values"][column.metric]
-            if value is not None and len(value["sets"]) > 1:
-                by_set = "; ".join(
-                    f"{of} {METRICS[column.metric].printed(number)}" for of, number in value["sets"].items()
-                )
-                details.append(
-                    f"<td>{escape(line['run'])}</td><td>{escape(line['row'])}</td><td>{column.title}</td><td>{by_set}</td>"
-                )
-    if lines and columns:
-        paper = f"paper ({targets[0]})" if len(targets) == 1 and targets[0] else "paper"
-        titles = [(f"{column.title}, {paper}", f"{column.title}, here (95 %; sd)") for column in columns]
-        names = ["run", "row", *(escape(name) for both in titles for name in both)]
-        parts.append(_table([*names, "n", "outputs equal to plain decoding's", "starts with"], lines))
-    if details:
-        parts.append(f"<details><summary>By set</summary>{_table(['run', 'row', 'metric', 'sets'], details)}</details>")
+    if one.rows and one.exhibit.columns:
+        parts += _ExhibitTables(one).printed()
     return "".join(parts)
 
 
-def _printed(metric: str, values: Sequence[dict[str, Any]], names_sets: bool, names_target: bool) -> str:
-    """The paper's numbers: its mean where it prints one."""
-    texts, form = [], METRICS[metric]
-    for value in values:
-        numbers, own = value["sets"], []
-        shown = numbers if "mean" not in numbers else {"mean": numbers["mean"]}
+class _ExhibitTables:
+    """Prints an exhibit's rows next to the paper's values, and both by set of prompts."""
+
+    def __init__(self, one: ShownExhibit) -> None:
+        self.columns, values = one.exhibit.columns, one.exhibit.values
+        self.lines, self.targets = one.table(), list(dict.fromkeys(value.of for value in values))
+        self.in_paper = {column.metric for column in self.columns} & {value.metric for value in values}
+        self.has_runs = any(run.label for run in one.runs)
+        self.has_sets = len({of for run in one.runs for of in run.sets}) > 1
+
+    def printed(self) -> list[str]:
+        paper = f"paper ({self.targets[0]})" if len(self.targets) == 1 and self.targets[0] else "paper"
+        names = ["row", *(["run"] if self.has_runs else [])]
+        for column in self.columns:
+            names += [f"{column.title}, {paper}"] if column.metric in self.in_paper else []
+            names += [f"{column.title}, here (95 %; sd)"]
+        names += ["n", "outputs equal to plain decoding's", "starts with"]
+        parts = [_table(list(map(escape, names)), list(map(self._line, self.lines)))]
+        if by_set := [text for line in self.lines for text in self._by_set(line)]:
+            head = ["row", "run", "metric", "sets"]
+            parts.append(f"<details><summary>By set</summary>{_table(head, by_set)}</details>")
+        return parts
+
+    def _line(self, line: dict[str, Any]) -> str:
+        beyond = " (beyond the paper)" if line["beyond"] else ""
+        cells = [
+            f"<td class='row'>{escape(line['row'])}{beyond}<br><span class='dim'>{escape(line['method'])}</span></td>"
+        ]
+        cells += [f"<td>{escape(line['run'])}</td>"] if self.has_runs else []
+        for column in self.columns:
+            if column.metric in self.in_paper:
+                own = (self._of_paper(column.metric, value, "mean") for value in line["paper"][column.metric])
+                cells.append(f"<td>{'<br>'.join(map(escape, own))}</td>")
+            cells.append(f"<td class='number'>{_estimate(column.metric, line['values'][column.metric])}</td>")
+        equal = "" if line["equal"] is None else f"{line['equal']:.0%}"
+        equal += f", {line['bugs']} bugs" if line["bugs"] else ""
+        why_not = f"<span class='dim'>{escape(line['why_not'])}</span>" if line["why_not"] else ""
+        starts = escape(line["starts_with"] or "")
+        return "".join([*cells, f"<td>{line['prompts'] or why_not}</td><td>{equal}</td><td>{starts}</td>"])
+
+    def _of_paper(self, metric: str, value: dict[str, Any], instead: str = "") -> str:
+        """A value that the paper prints, by set; `instead` of all sets where it has this one."""
+        form, texts = METRICS[metric], []
+        shown = {instead: value["sets"][instead]} if instead in value["sets"] else value["sets"]
         for of, number in shown.items():
             digits = max(form.digits, len(f"{number:g}".partition(".")[2]))
             spread = f" ± {value['deviations'][of]:g}" if of in value["deviations"] else ""
-            own.append((f"{of} " if names_sets or len(shown) > 1 else "") + f"{number:.{digits}f}{form.unit}{spread}")
-        texts.append((f"{value['of']} " if names_target else "") + ", ".join(own))
-    return "<br>".join(escape(text.strip()) for text in texts)
+            name = f"{of} " if of != instead and (self.has_sets or len(shown) > 1) else ""
+            texts.append(f"{name}{number:.{digits}f}{form.unit}{spread}")
+        target = f"{value['of']}: " if len(self.targets) > 1 and value["of"] else ""
+        return target + ", ".join(texts)
+
+    def _by_set(self, line: dict[str, Any]) -> Iterator[str]:
+        """Lines of the values that are means of several sets."""
+        for column in self.columns:
+            metric = column.metric
+            texts = [self._of_paper(metric, own) for own in line["paper"][metric] if len(own["sets"]) > 1]
+            own = line["values"][metric]
+            if own is not None and len(own["sets"]) > 1:
+                each = (f"{of} {METRICS[metric].printed(number)}" for of, number in own["sets"].items())
+                texts.append("here: " + ", ".join(each))
+            if texts:
+                cells = (line["row"], line["run"], column.title, *texts)
+                head = "".join(f"<td>{escape(cell)}</td>" for cell in cells[:3])
+                yield f"{head}<td class='prose'>{'<br>'.join(map(escape, texts))}</td>"
 
 
 def _estimate(metric: str, value: dict[str, Any] | None) -> str:
@@ -306,7 +336,7 @@ def _estimate(metric: str, value: dict[str, Any] | None) -> str:
         return "-"
     text, digits = METRICS[metric].printed(value["value"]), METRICS[metric].digits
     interval = "" if value["low"] is None else f"{value['low']:.{digits}f} to {value['high']:.{digits}f}; "
-    spread = f"sd {value['deviation']:.{digits}f}" if value["prompts"] > len(value["sets"]) else ""
+    spread = "" if value["deviation"] is None else f"sd {value['deviation']:.{digits}f}"
     return f"{text} <span class='dim'>({interval}{spread})</span>" if interval or spread else text
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 
 RESAMPLES = 2000
 FEWEST = 6  # prompts that an interval takes
-TOO_FEW = f"Too few prompts for an interval, which takes {FEWEST}, and two of each set."
+TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
 Cells = Mapping[Cell, Measured]
@@ -25,7 +26,7 @@ class Estimate:
     Attributes:
         value, low, high: with the bounds of a 95 % bootstrap interval over prompts; None of fewer than 6 prompts, or of
             one in a set.
-        deviation: standard deviation over prompts, the mean of the sets'.
+        deviation: standard deviation over prompts, the mean of the sets'; None of one prompt, or batch, in a set.
         sets: by set.
         prompts: how many.
     """
@@ -33,7 +34,7 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
-    deviation: float
+    deviation: float | None
     sets: Mapping[str, float]
     prompts: int
     equal: float
@@ -54,10 +55,10 @@ class ClaimFinding:
     more_prompts: int | None = None  # how many would decide an undecided claim
 
 
-def draws(size: int) -> NDArray[np.int64]:
-    """[1 + RESAMPLES, prompts]: all prompts, then prompts drawn again. Rows and runs of a size have the same, so that
-    comparisons are paired."""
-    drawn = np.random.default_rng(size).integers(0, max(size, 1), (RESAMPLES, size))
+def draws(of: str, size: int) -> NDArray[np.int64]:
+    """[1 + RESAMPLES, prompts]: all prompts of a set, then prompts drawn again. Rows and runs have the same of a set,
+    for paired comparisons; sets have their own, so that chance does not favour all of them at once."""
+    drawn = np.random.default_rng([size, crc32(of.encode())]).integers(0, max(size, 1), (RESAMPLES, size))
     return np.concatenate([np.arange(size)[None], drawn])
 
 
@@ -76,7 +77,7 @@ class CellComparison:
         found = {}
         for of in sets or self.sets:
             if (cell := self.cells.get((run, row, of))) is not None:
-                found[of] = cell.metric(name, draws(len(cell.own["steps"])))
+                found[of] = cell.metric(name, draws(of, len(cell.own["steps"])))
         return found
 
     def units(self, run: str, row: str, sets: Sequence[str] = ()) -> list[int]:
@@ -93,13 +94,14 @@ class CellComparison:
         if any(np.isnan(numbers[0]) for numbers in by_set.values()):
             return None
         prompts, pooled = sum(cell.of for cell in own), np.mean(list(by_set.values()), axis=0)
-        bounds = np.percentile(pooled[1:], (2.5, 97.5)) if _decides(self.units(run, row, sets)) else (None, None)
+        units = self.units(run, row, sets)
+        bounds = np.percentile(pooled[1:], (2.5, 97.5)) if _decides(units) else (None, None)
         low, high = (None if bound is None else float(bound) for bound in bounds)
         return Estimate(
             value=float(pooled[0]),
             low=low,
             high=high,
-            deviation=float(np.mean([cell.deviation(name) for cell in own])),
+            deviation=float(np.mean([cell.deviation(name) for cell in own])) if min(units) > 1 else None,
             sets={of: float(numbers[0]) for of, numbers in by_set.items()},
             prompts=prompts,
             equal=sum(cell.equal for cell in own) / prompts,
@@ -114,46 +116,44 @@ def _decides(units: Sequence[int]) -> bool:
 
 @dataclass
 class _Side:
-    """A comparison that a claim makes.
+    """A comparison that a claim makes, of all prompts first, then of drawn ones.
 
     Attributes:
         name: what is compared, and what it must be.
-        gaps: what must be positive, by run and set: of all prompts first, then of drawn ones.
-        units: prompts of each of them.
-        shown: what is printed for the gaps, of all prompts first, then of drawn ones.
         form: prints it.
-        is_exact: it is counted, so that all gaps must be positive or zero, and no interval is needed.
+        pooled: what must be positive, of all sets and runs together; zero is enough where it is a bound.
+        shown: what is printed for it.
+        gaps: what must be positive, by run and set.
+        units: prompts, or batches, of each of them.
+        is_exact: it is counted, so that no interval is needed.
     """
 
     name: str
     form: Callable[[float], str]
-    is_exact: bool = False
-    gaps: dict[str, Numbers] = field(default_factory=dict)
+    pooled: Numbers = field(default_factory=lambda: np.zeros(1))
+    shown: Numbers = field(default_factory=lambda: np.zeros(1))
+    gaps: list[Numbers] = field(default_factory=list)
     units: list[int] = field(default_factory=list)
-    shown: list[Numbers] = field(default_factory=list)
-
-    def add(self, of: str, gap: Numbers, units: int) -> None:
-        self.gaps[of] = gap
-        self.units.append(units)
+    is_bound: bool = False
+    is_exact: bool = False
 
     def verdict(self) -> tuple[Verdict, str, int | None]:
         """By the rules: on every set and in the pooled interval; in the interval; against it; undecided."""
-        pooled, shown = (np.mean(numbers, axis=0) for numbers in (list(self.gaps.values()), self.shown))
-        text = f"{self.name} {self.form(shown[0])}"
+        least = 0.0 if self.is_bound else np.nextafter(0.0, 1.0)
+        on_all, text = all(gap[0] >= least for gap in self.gaps), f"{self.name} {self.form(self.shown[0])}"
         if self.is_exact:
-            return ("holds" if all(gap[0] >= 0 for gap in self.gaps.values()) else "does not hold"), text, None
+            return ("holds" if on_all else "does not hold"), text, None
         if not _decides(self.units):
             return "undecided", text, None
-        value, (low, high) = pooled[0], np.percentile(pooled[1:], (2.5, 97.5))
-        bounds = " to ".join(self.form(bound) for bound in np.percentile(shown[1:], (2.5, 97.5)))
-        text += f" ({bounds})"
-        if low > 0:
-            on_all = all(gap[0] > 0 for gap in self.gaps.values())
+        value, (low, high) = self.pooled[0], np.percentile(self.pooled[1:], (2.5, 97.5))
+        text += " ({} to {})".format(*map(self.form, np.percentile(self.shown[1:], (2.5, 97.5))))
+        if low >= least:
             return ("holds" if on_all else "holds on average"), text, None
         if high < 0:
             return "does not hold", text, None
-        half = (high - low) / 2
-        return "undecided", text, int(np.ceil(sum(self.units) * (half / abs(value)) ** 2)) if value else None
+        prompts, half = sum(self.units), (high - low) / 2
+        more = int(np.ceil(prompts * (half / abs(value)) ** 2)) if value else 0
+        return "undecided", text, more if more > prompts else None
 
 
 def judge(
@@ -241,27 +241,36 @@ class _Sides:
         return f"{value:.2f}" if self.claim.over is not None else self.metric.printed(value)
 
     def _pair(self, first: str, second: str) -> _Side:
-        side, ones, others = _Side(f"{first} / {second}", "{:.2f}".format), list[Numbers](), list[Numbers]()
+        side = _Side(f"{first} / {second}", "{:.2f}".format)
+        both: dict[str, list[tuple[Numbers, Numbers]]] = {}
         for label in self.labels:
             one, other = self._values(label, first), self._values(label, second)
             for of in (name for name in one if name in other and len(one[name]) == len(other[name])):
-                side.add(f"{label} {of}", self.sign * (one[of] - other[of]), self._units(label, first, of))
-                ones.append(one[of])
-                others.append(other[of])
-        if ones:
-            side.shown = [np.mean(ones, axis=0) / np.maximum(np.mean(others, axis=0), 1e-9)]
+                both.setdefault(label, []).append((one[of], other[of]))
+                side.gaps.append(self.sign * (one[of] - other[of]))
+                side.units.append(self._units(label, first, of))
+        if both:
+            over, under = _means([pair for pairs in both.values() for pair in pairs])
+            side.pooled, side.shown = self.sign * (over - under), over / np.maximum(under, 1e-9)
+            each = {label: _means(pairs) for label, pairs in both.items()}
+            ratios = (f", {label} {ours[0] / max(theirs[0], 1e-9):.2f}" for label, (ours, theirs) in each.items())
+            by_run = "".join(ratios) if len(each) > 1 else ""
+            side.name += f" ({'above' if self.sign > 0 else 'below'} 1.00){by_run}:"
         return side
 
     def _trend(self, row: str) -> _Side:
         by_run = [(label, found) for label in self.labels if (found := self._values(label, row))]
         means = ", ".join(f"{label} {self._form(np.mean(list(own.values()), 0)[0])}" for label, own in by_run)
-        form = "difference {:+.2f}" if len(by_run) == 2 else "rank correlation {:+.2f}"
-        side = _Side(f"{row}: {means};", form.format)
+        over = "" if self.claim.over is None else f" / {self.claim.over}"
+        kind = "difference" if len(by_run) == 2 else "rank correlation"
+        side, rises = _Side(f"{row}{over}: {means}; {kind}", "{:+.2f}".format), list[Numbers]()
         for of in by_run[0][1] if len(by_run) > 1 else ():
             if all(of in found for _, found in by_run):
-                rise = _rise(np.stack([found[of] for _, found in by_run]))
-                side.add(of, rise * (1.0 if self.claim.rises else -1.0), self._units(by_run[0][0], row, of))
-                side.shown.append(rise)
+                rises.append(_rise(np.stack([found[of] for _, found in by_run])))
+                side.gaps.append(rises[-1] * (1.0 if self.claim.rises else -1.0))
+                side.units.append(min(self._units(label, row, of) for label, _ in by_run))
+        if rises:
+            side.pooled, side.shown = np.mean(side.gaps, axis=0), np.mean(rises, axis=0)
         return side
 
     def _bound(self, row: str) -> _Side:
@@ -269,29 +278,50 @@ class _Sides:
         name = row if claim.over is None else f"{row} / {claim.over}"
         bounds = {"least": claim.at_least, "most": claim.at_most}
         wanted = " and ".join(f"at {side} {self._form(bound)}" for side, bound in bounds.items() if bound is not None)
-        side = _Side(f"{name} ({wanted}):", self._form, self.metric.is_exact)
+        side = _Side(f"{name} ({wanted}):", self._form, is_bound=True, is_exact=self.metric.is_exact)
+        pairs = []
         for label in self.labels:
+            base = self.comparison.metric(claim.metric, label, claim.over or row, claim.sets)
             for of, numbers in self._values(label, row).items():
-                side.shown.append(numbers)
-                if claim.at_least is not None:
-                    side.add(f"{label} {of} least", numbers - claim.at_least, self._units(label, row, of))
-                if claim.at_most is not None:
-                    side.add(f"{label} {of} most", claim.at_most - numbers, self._units(label, row, of))
+                pairs.append((self.comparison.metric(claim.metric, label, row, (of,))[of], base[of]))
+                side.gaps.append(self._within(numbers))
+                side.units.append(self._units(label, row, of))
+        if pairs:
+            own, over = _means(pairs)
+            side.shown = own if claim.over is None else own / np.maximum(over, 1e-9)
+            side.pooled = self._within(side.shown)
         return side
+
+    def _within(self, numbers: Numbers) -> Numbers:
+        """How far within its bounds."""
+        least, most = self.claim.at_least, self.claim.at_most
+        gaps = [numbers - least] if least is not None else []
+        gaps += [most - numbers] if most is not None else []
+        within: Numbers = np.min(gaps, axis=0)
+        return within
 
     def _groups(self, row: str) -> _Side:
         """The first group of sets against the second."""
         assert self.claim.larger_on is not None
         names = " / ".join(", ".join(group) for group in self.claim.larger_on)
-        side = _Side(f"{row}, {names}:", "{:.2f}".format)
+        side, pairs = _Side(f"{row}, {names} (above 1.00):", "{:.2f}".format), []
         for label in self.labels:
             first, second = (self._values(label, row, sets) for sets in self.claim.larger_on)
             if first and second:
                 one, other = (np.mean(list(found.values()), axis=0) for found in (first, second))
-                units = sum(self.comparison.units(label, row, self.claim.larger_on[0]))
-                side.add(label, self.sign * (one - other), units)
-                side.shown.append(one / np.maximum(other, 1e-9))
+                pairs.append((one, other))
+                side.gaps.append(self.sign * (one - other))
+                side.units += self.comparison.units(label, row, [of for group in self.claim.larger_on for of in group])
+        if pairs:
+            one, other = _means(pairs)
+            side.pooled, side.shown = self.sign * (one - other), one / np.maximum(other, 1e-9)
         return side
+
+
+def _means(pairs: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
+    """The mean of the first ones, and of the second ones."""
+    first, second = (np.mean(numbers, axis=0) for numbers in zip(*pairs, strict=True))
+    return first, second
 
 
 def _rise(levels: Numbers) -> Numbers:

@@ -7,7 +7,7 @@ import pytest
 
 from outpace.bench.paper.exhibit import Claim, ExhibitRun
 from outpace.bench.paper.metrics import Measured, measured
-from outpace.bench.paper.verdicts import TOO_FEW, CellComparison, ClaimFinding, judge
+from outpace.bench.paper.verdicts import TOO_FEW, CellComparison, ClaimFinding, draws, judge
 from outpace.lib.errors import InvalidRequest
 
 RUNS = (
@@ -110,7 +110,20 @@ def test_a_comparison_prints_its_ratio() -> None:
     """Guards against differences in the metric's unit, where the rows' names and their ratio are expected."""
     found = verdict({"order": ("fast", "slow")}, fast=[FAST, FAST], slow=[SLOW, SLOW])
     steps = sum(SLOW) / sum(FAST)
-    assert found.numbers.startswith(f"fast / slow {steps:.2f} (")
+    assert found.numbers.startswith(f"fast / slow (above 1.00): {steps:.2f} (")
+
+
+def test_sets_draw_their_own_prompts() -> None:
+    """Guards against sets of one size that all draw the same places, whose intervals are then too wide or narrow."""
+    assert not np.array_equal(draws("a", 4), draws("b", 4))
+    assert np.array_equal(draws("a", 4), draws("a", 4))
+
+
+def test_a_bound_may_be_met() -> None:
+    """Guards against a claim of "at most as many" that stays undecided where both are equal."""
+    same = {"fast": [FAST, FAST], "slow": [FAST, FAST]}
+    assert verdict({"rows": ("fast",), "over": "slow", "at_most": 1.0}, **same).verdict == "holds"
+    assert verdict({"order": ("fast", "slow")}, **same).verdict == "undecided"
 
 
 def test_a_row_that_is_absent_is_named() -> None:
