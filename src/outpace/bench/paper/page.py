@@ -211,7 +211,8 @@ def _about(source: RecordFolder) -> str:
     made = ", ".join(f"{name} {number}" for name, number in versions.items())
     length = "quick: few prompts, short answers" if about["quick"] else "full"
     texts = [
-        f"<b>{escape(source.name)}</b>, {threads} threads; {escape(made)}; {length}; prompts of {escape(Path(about['data']).name)}"
+        f"<b>{escape(source.name)}</b>, {threads} threads; {escape(made)}; {length}",
+        f"prompts of {escape(Path(about['data']).name)}",
     ]
     texts += [f"measured {about['date']}"] if "date" in about else []
     if load := about.get("load"):
