@@ -48,7 +48,7 @@ class RecordFolder:
     @property
     def name(self) -> str:
         machine = self.about.get("machine", {})
-        return f"{self.about['target']}, {machine.get('hardware', 'unknown machine')}"
+        return f"{Path(self.about['target']).name}, {machine.get('hardware', 'unknown machine')}"
 
 
 @dataclass
