@@ -64,7 +64,7 @@ class Phases:
                 counted[name] += ms
             if gain.error is None:
                 metrics.decode_ms = gain.since_first_token(self._last)
-                metrics.rounds = [*metrics.rounds, (len(gain.tokens), drafted, metrics.decode_ms)]  # may be rolled back
+                gain.round = len(gain.tokens), drafted, metrics.decode_ms
 
 
 def run_round(

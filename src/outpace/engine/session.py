@@ -258,6 +258,7 @@ class Gain:
         self.tokens: list[int] = []
         self.logprobs: Sequence[TokenLogprob] = ()
         self.rounds: tuple[RoundTrace, ...] = ()
+        self.round: tuple[int, int, float] | None = None  # an entry of `RequestMetrics.rounds`
         self.text = ""
         self.stop: Stop | None = None
         self.error: Exception | None = None
@@ -324,6 +325,8 @@ class Gain:
             session.ids[self._from :] = self.tokens
         session.logprobs[self._from - len(session.prompt_ids) :] = self.logprobs
         session.prefilled, session.metrics = self.prefilled, self.metrics
+        if self.round is not None:
+            session.metrics.rounds[session.metrics.steps - 1 :] = [self.round]
         session.first_token_at = self._first_token_at
         session.error, session.kept = self.error, self.kept
         reason = None if self.stop is None else self.stop.finish_reason
