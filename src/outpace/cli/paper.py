@@ -84,6 +84,7 @@ def paper(
     if not report_only:
         suite.resume()
         suite.load_before, suite.others_use = suite.load_before or _load_of_machine(), _others_use
+        suite.train(exhibits)
         with progress_bar(f"{name}", suite.total(exhibits)) as advance:
             suite.measure(exhibits, advance, str(date.today()))
     sources = [RecordFolder.read(one) for one in (folder, *(path_of(other) for other in others or ()))]

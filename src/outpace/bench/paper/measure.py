@@ -193,7 +193,6 @@ class Suite:
         """Measure what is not there yet. `advance` is called for every prompt of every job, those
         that only warm included."""
         self._write_manifest(date)
-        self._train(exhibits)
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is not None and job.drafter not in self.drafters:
@@ -272,7 +271,7 @@ class Suite:
             self._leave_out(job, [method], reason)
         return found
 
-    def _train(self, exhibits: Sequence[Exhibit]) -> None:
+    def train(self, exhibits: Sequence[Exhibit]) -> None:
         """Train the drafters that rows need and that are not given, on the same answers. A stopped training goes on
         where it was, and one that is complete ends at once."""
         rows = [row for exhibit in exhibits for row in exhibit.rows_of(self.is_quick) if row.trained]
@@ -281,10 +280,10 @@ class Suite:
             return
         of_all = ["--target", self.target, "--prompts", self.train_on]
         folder = self.folder / "drafters"
-        _outpace("train", "regenerate", *of_all, "--out", str(folder / "answers"))
+        _outpace("train", "regenerate", *of_all, "--out", str(folder / "answers"), is_shown=True)
         for name, (kind, *settings) in missing.items():
             own = [*of_all, "--answers", str(folder / "answers"), "--out", str(folder / str(name)), *settings]
-            _outpace("train", kind, *own)
+            _outpace("train", kind, *own, is_shown=True)
             self.drafters[str(name)] = str(folder / str(name) / "drafter")
 
     def _with_warm_file(self, method: str) -> str:
@@ -350,15 +349,20 @@ class Suite:
             advance()
 
 
-def _outpace(*arguments: str) -> None:
+def _outpace(*arguments: str, is_shown: bool = False) -> None:
     """Run a command in a process of its own, which frees its memory.
 
+    Args:
+        is_shown: its progress, on standard error.
+
     Raises:
-        InvalidRequest: it failed; with its last line.
+        InvalidRequest: it failed; with its last line, where that was not shown.
     """
-    done = subprocess.run([sys.executable, "-m", "outpace.cli", *arguments], capture_output=True, text=True)
+    command, stderr = [sys.executable, "-m", "outpace.cli", *arguments], None if is_shown else subprocess.PIPE
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
     if done.returncode:
-        raise InvalidRequest(f"outpace {' '.join(arguments[:2])}: {done.stderr.strip().splitlines()[-1]}")
+        why = "see above" if is_shown else done.stderr.strip().splitlines()[-1]
+        raise InvalidRequest(f"outpace {' '.join(arguments[:2])}: {why}")
 
 
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
