@@ -1,7 +1,6 @@
 """Figures as SVG, drawn by matplotlib (`outpace[plots]`)."""
 
 import io
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,8 +32,7 @@ def draw(exhibit: Exhibit, rows: Sequence[Row], runs: Sequence[ExhibitRun], comp
     figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)
     svg = text.getvalue()
-    own = exhibit.name.replace(" ", "-")  # figures share a page, where an id occurs once
-    return re.sub(r'(\bid="|url\(#|href="#)', rf"\1{own}-", svg[svg.index("<svg") :])
+    return svg[svg.index("<svg") :]
 
 
 def _value(comparison: CellComparison, metric: str, run: str, row: str, sets: Sequence[str] = ()) -> float:

@@ -1,6 +1,7 @@
 """The report of a paper: exhibits.json, figures as SVG, and report.html, one file that needs no network."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -197,8 +198,7 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
             parts.append(
                 f"<p>Its steps are checked by tests of the source code: {escape(', '.join(exhibit.tests))}.</p>"
             )
-        for one in of_exhibit:
-            parts.append(_exhibit(one, len(sources) > 1))
+        parts += (_exhibit(one, len(sources) > 1, number) for number, one in enumerate(of_exhibit))
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
     return (
         f"<!doctype html><html lang='en'><head>{head}<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
@@ -253,12 +253,14 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
     return _table(names, lines)
 
 
-def _exhibit(one: ShownExhibit, is_one_of_several: bool) -> str:
+def _exhibit(one: ShownExhibit, is_one_of_several: bool, number: int) -> str:
+    """`number`: of the source."""
     parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
     if one.runs:
         parts.append(f"<p><b>These runs:</b> {escape('; '.join(run.described() for run in one.runs))}.</p>")
     if one.svg is not None:
-        parts.append(one.svg)
+        own = f"{_anchor(one.exhibit)}-{number}-"  # figures share a page, where an id occurs once
+        parts.append(re.sub(r'(\bid="|url\(#|href="#)', rf"\1{own}", one.svg))
     if one.rows and one.exhibit.columns:
         parts += _ExhibitTables(one).printed()
     return "".join(parts)

@@ -1,6 +1,7 @@
 """Exhibits that are measured on a small model: resumed, shared, and with an error planted."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
     assert "http" not in page.replace("http://www.w3.org", "")  # no network
 
 
+def test_ids_of_a_page_are_unique(suite: Callable[[], Suite]) -> None:
+    """Guards against figures of two sources whose clips and markers refer to each other's."""
+    own, given = suite(), exhibit(figure={"kind": "bars", "metric": "tokens_per_step"})
+    shown(own, given)
+    folder = RecordFolder.read(own.folder)
+    write_report("graft", [given], [folder, folder], own.folder)
+    ids = re.findall(r"""\bid=["']([^"']+)""", (own.folder / REPORT).read_text())
+    assert len(ids) == len(set(ids)) > 20
+
+
 def test_a_row_that_needs_what_is_missing_is_listed_with_the_reason(suite: Callable[[], Suite]) -> None:
     """Guards against rows that vanish, and a verdict about them."""
     claims = [{"id": "G1", "text": "x", "order": ("Medusa", "TR")}]
@@ -111,13 +122,15 @@ def test_drafters_that_rows_need_are_trained(data: Path, tmp_path: Path) -> None
 
     (tmp_path / "out").mkdir()
     given = exhibit(rows=[row], claims=[], runs=[RUN | {"ignore_eos": True}])
-    (found,) = shown(suite(), given)
+    first, second = suite(), suite()
+    first.train([given])
+    (found,) = shown(first, given)
     lines = {line["row"]: line for line in found.table()}
     assert lines["Medusa"]["prompts"] == 6
     assert "drafter" in lines["Medusa"]["starts_with"]
     log = tmp_path / "out" / "drafters" / "medusa" / "log.jsonl"
     before = log.read_text()
-    shown(suite(), given)
+    second.train([given])
     assert log.read_text() == before
 
 
