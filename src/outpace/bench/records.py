@@ -8,12 +8,15 @@ from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
+from outpace.core.timing import DRAFT_PARTS
 from outpace.lib.errors import InvalidRequest
 
 COUNTS = (
     *("prompt_tokens", "new_tokens", "steps", "drafted", "draft_passes", "accepted"),
     *("retrieved", "accepted_retrieved"),
 )
+DRAFT_MS = tuple(f"{name}_ms" for name in DRAFT_PARTS)  # parts of draft_ms
+GRAFT_MS = DRAFT_MS[-3:]  # retrieval and merging
 PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 
 
@@ -51,7 +54,7 @@ def prompt_figures(turns: Sequence[TurnRun]) -> dict[str, Any]:
         "tpot_ms": decode_ms / decoded if decoded else None,
         "decode_ms": decode_ms,
         "end_to_end_ms": decode_ms + ttft_ms,
-        **{phase: total(phase) for phase in (*PHASES, "graft_ms")},
+        **{phase: total(phase) for phase in (*PHASES, *DRAFT_MS)},
         "finish_reasons": [turn.finish_reason for turn in turns],
         "token_ids": [list(turn.token_ids) for turn in turns],
     }

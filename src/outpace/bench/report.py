@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.bench.records import PHASES
+from outpace.bench.records import DRAFT_MS, GRAFT_MS, PHASES
 from outpace.bench.runner import PLAIN, Record
 from outpace.bench.sheet import Column, Sheet
 
@@ -33,9 +33,10 @@ def summarise(
     time until a slot is free included; `tpot_p95_ms` what 95 % of them wait at most per token. `slowest` is the
     least ratio of plain decoding's time per token to the method's among prompts.
 
-    Phases are milliseconds of a round, the whole batch's; `between_ms` is the rest of the round. `graft_ms` is a
-    part of `draft_ms`. `bookkeeping_share` is what of a round is neither drafting nor the target's pass: retrieval and
-    its merging, the verdict, the commit, and telling proposers (Graft, arXiv 2605.20104, table 14). DFlash and Domino
+    Phases are milliseconds of a round, the whole batch's; `between_ms` is the rest of the round. `draft_ms` has parts
+    (`core.timing`), of which `graft_ms` is retrieval and its merging. `bookkeeping_share` is what of a round is neither
+    drafting nor the target's pass: retrieval and its merging, the verdict, the commit, and what proposers learn (Graft,
+    arXiv 2605.20104, table 14). DFlash and Domino
     compute on the target's features while observing, so that their shares contain some drafting; compare with the same
     method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share is too large.
     """
@@ -116,8 +117,11 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
     drafted = sum(record["drafted"] for record in records)
     decode_ms = sum(record["decode_ms"] for record in records)
     tpot_ms = [record["tpot_ms"] for record in records if record["tpot_ms"]]
-    phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
-    graft_ms = sum(record["graft_ms"] for record in records) / max(steps, 1)
+    phases, parts = (
+        {name: sum(record[name] for record in records) / max(steps, 1) for name in names}
+        for names in (PHASES, DRAFT_MS)
+    )
+    graft_ms = sum(parts[name] for name in GRAFT_MS)
     bookkeeping_ms = graft_ms + phases["verify_ms"] + phases["commit_ms"] + phases["observe_ms"]
     round_ms = decode_ms / max(steps, 1)
     return {
@@ -134,6 +138,7 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         "tpot_p95_ms": float(np.percentile(tpot_ms, 95)) if tpot_ms else None,
         "round_ms": round_ms,
         **phases,
+        **parts,
         "between_ms": round_ms - sum(phases.values()),
         "graft_ms": graft_ms,
         "bookkeeping_share": bookkeeping_ms / round_ms if round_ms else None,

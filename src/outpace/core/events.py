@@ -109,7 +109,8 @@ class RequestMetrics:
         rounds: of each step the tokens emitted, the nodes drafted, and milliseconds from the first token to its end.
         ttft_ms: admission to first token. decode_ms: first token to last token.
         draft_ms: building trees, with the passes of draft models and what they had to catch up on.
-        graft_ms: the part of draft_ms in which retrieval was prepared and merged into trees.
+        net_ms, lm_head_ms, head_ms, tree_ms, retrieve_ms, merge_ms, rebuild_ms: parts of draft_ms, as `core.timing`
+            has them.
         grammar_ms: the part of draft_ms and verify_ms that the request's grammar took, its first token's included.
         forward_ms: the target's passes. verify_ms: choosing tokens and walking trees.
         commit_ms: moving KV rows, log-probabilities, stopping, detokenizing.
@@ -135,7 +136,13 @@ class RequestMetrics:
     ttft_ms: float = 0.0
     decode_ms: float = 0.0
     draft_ms: float = 0.0
-    graft_ms: float = 0.0
+    net_ms: float = 0.0
+    lm_head_ms: float = 0.0
+    head_ms: float = 0.0
+    tree_ms: float = 0.0
+    retrieve_ms: float = 0.0
+    merge_ms: float = 0.0
+    rebuild_ms: float = 0.0
     grammar_ms: float = 0.0
     forward_ms: float = 0.0
     verify_ms: float = 0.0

@@ -10,6 +10,7 @@ from torch import Tensor
 from outpace.budget.costs import Prices
 from outpace.core.memory import SlotMemory
 from outpace.core.params import Constraint, SamplingParams
+from outpace.core.timing import TREE
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.lib.checks import is_int, shown
 from outpace.lib.errors import MethodError
@@ -386,7 +387,8 @@ def proposed(proposer: Proposer, states: Sequence[Any], requests: Sequence[Draft
     """Call a proposer; raises MethodError unless it returns one tree for each request."""
     name = type(proposer).__name__
     try:
-        trees: Any = proposer.propose(states, requests)
+        with TREE:
+            trees: Any = proposer.propose(states, requests)
     except MethodError as error:  # of a tree that could not be made, or of a nested proposer
         if str(error).startswith("method "):
             raise

@@ -122,7 +122,6 @@ class DraftTree:
             logarithm of its acceptance probability; None if there are none.
         pruned: how many of its last nodes were pruned, the best first: they fill slots for which a retriever finds too
             little, and none is in a tree that is verified.
-        graft_ms: wall milliseconds of retrieving and merging, for all trees proposed with it together.
         numbers: of each node when the tree was proposed, NEW_NODE for later ones; None if all have kept theirs.
         origins: [N] of each node; empty stands for "drafted".
     """
@@ -134,7 +133,6 @@ class DraftTree:
     retrieved: int = 0
     scores: Tensor | None = None
     pruned: int = 0
-    graft_ms: float = 0.0
     forced: int = 0
     numbers: tuple[int, ...] | None = None
     origins: tuple[NodeOrigin, ...] = ()

@@ -18,6 +18,7 @@ from outpace.core.protocols import (
     check_tree,
     proposed,
 )
+from outpace.core.timing import DraftClock
 from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar
 from outpace.engine.pricing import Pricing, RoundPlan
@@ -32,6 +33,7 @@ class Phases:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self.parts = DraftClock()  # of the phase "draft"
         self._last = perf_counter()
 
     @contextmanager
@@ -47,7 +49,8 @@ class Phases:
 
     def count(self, gains: Sequence[Gain], trees: Sequence[DraftTree]) -> None:
         """Add the round to the metrics of its requests, which verified these trees."""
-        took = [(f"{name}_ms", seconds * 1e3) for name, seconds in self._seconds.items()]
+        seconds = self._seconds | self.parts.seconds
+        took = [(f"{name}_ms", one * 1e3) for name, one in seconds.items()]
         for gain, tree in zip(gains, trees, strict=True):
             metrics, drafted = gain.metrics, len(tree) - 1
             metrics.steps += 1
@@ -56,7 +59,6 @@ class Phases:
             metrics.forced += tree.forced
             metrics.draft_passes += tree.draft_passes
             metrics.plain_steps += drafted == 0
-            metrics.graft_ms += tree.graft_ms
             if gain.session.constraint is not None:
                 metrics.grammar_ms += gain.session.constraint.take_ms()
             counted = vars(metrics)
@@ -85,7 +87,8 @@ def run_round(
         plan = pricing.plan(target, sessions, 0 if prompts is None else prompts.rows)
     phase = Phases()
     with phase("draft"):
-        trees = propose(target, sessions, plan)
+        with phase.parts:
+            trees = propose(target, sessions, plan)
         tokens = [tree.tokens.tolist() for tree in trees]
         for index, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
             check_tree(session.proposer, tree, tokens[index], session.ids[-1], target.vocab_size)

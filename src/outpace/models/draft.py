@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from outpace.core.timing import NET
 from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
 from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError, first_line
@@ -91,6 +92,7 @@ class DraftModel(PackedModel):
         """Committed ids of a slot."""
         return self.kv.lengths[slot]
 
+    @NET
     def fill(self, slots: Sequence[int], tokens: Sequence[Tensor], window: int | None = None) -> None:
         """Append and commit ids, one sequence per slot. `window`: as of `grow`."""
         parts = []
@@ -120,6 +122,7 @@ class DraftModel(PackedModel):
         return tokens.clamp(max=self.config.vocab_size - 1)
 
 
+@NET
 @torch.inference_mode()
 def level_scores(
     model: PackedModel,

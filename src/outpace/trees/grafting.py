@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, zip_longest
-from time import perf_counter
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from outpace.core.drafting import UNKNOWN, RetrievalPlan, Retrieved, Retriever
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer, Stateless, proposed
+from outpace.core.timing import MERGE, REBUILD, RETRIEVE
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.backend import SideStream
 from outpace.trees.proposer import Nested
@@ -176,6 +176,7 @@ def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> 
     return [count * left // total if is_shared else count for count, is_shared in zip(free, shares, strict=True)]
 
 
+@MERGE
 def graft(
     trees: Sequence[DraftTree], offers: Sequence[Sequence[Offer]], requests: Sequence[DraftRequest]
 ) -> list[DraftTree]:
@@ -277,6 +278,7 @@ class _Hybrid:
             if place >= 0 and self._sources[place] == RETRIEVED:
                 self._sources[place], self._origins[place] = node, origin
 
+    @REBUILD
     def tree(self) -> DraftTree:
         """The tree, retrieved nodes last."""
         old, sources = self._tree, self._sources
@@ -341,26 +343,22 @@ class GraftedProposer(Nested):
         offered = [
             replace(request, budget=request.budget - int(request.budget * self._reserved)) for request in requests
         ]
-        started = perf_counter()
         if self._place == "root":
-            with self._side.overlapped():
+            with RETRIEVE, self._side.overlapped():
                 pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
                 retrieved = self.retriever.prepare(retrievers, requests, list(pending))
-        asked = perf_counter()
         try:
             trees = proposed(self.base, bases, offered)
         finally:  # also after an interrupt: the next update must not write what retrieval still reads
             if self._place == "root":
                 self._side.join([found.tokens for found in retrieved])
-        answered = perf_counter()
         if self._place == "root":
             offers = [[Offer(0, found)] for found in retrieved]
         else:
             offers = self._after_leaves(retrievers, requests, trees)
-        trees = graft(trees, offers, requests)
-        graft_ms = (perf_counter() - answered + asked - started) * 1e3
-        return [replace(tree, graft_ms=tree.graft_ms + graft_ms) for tree in trees]
+        return graft(trees, offers, requests)
 
+    @RETRIEVE
     def _after_leaves(
         self, retrievers: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
     ) -> list[list[Offer]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from outpace.bench.records import TurnRun, group_figures
+from outpace.bench.records import DRAFT_MS, TurnRun, group_figures
 from outpace.bench.report import summarise, table
 from outpace.bench.runner import split_methods, with_baseline
 from outpace.lib.errors import InvalidRequest
@@ -16,7 +16,7 @@ def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
         "steps": 10, "drafted": 0,
         "draft_passes": 0, "accepted": 0, "tpot_ms": 10.0,
         "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
-        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "observe_ms": 0.0, "graft_ms": 0.0,
+        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "observe_ms": 0.0, **dict.fromkeys(DRAFT_MS, 0.0),
         "memory_mb": 1.0, "finding": {"kind": "equal"},
     }  # fmt: skip
     record: dict[str, Any] = figures | {"batch_size": 1, "concurrency": 1} | changes
@@ -122,7 +122,8 @@ def test_phases_of_a_round() -> None:
     """Guards against figures per prompt, phases that are lost, and bookkeeping with drafting or the pass in it."""
     spent = {
         "draft_ms": 20.0,
-        "graft_ms": 4.0,
+        "retrieve_ms": 3.0,
+        "merge_ms": 1.0,
         "forward_ms": 60.0,
         "verify_ms": 3.0,
         "commit_ms": 2.0,

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.core import timing as parts
 from outpace.core.drafting import Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import ChunkOutput, DraftRequest, NodeOutputs, Observation, PromptChunk
+from outpace.core.timing import HEAD, NET, DraftClock
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine import engine
 from outpace.engine import round as timing
@@ -16,7 +18,6 @@ from outpace.engine import session as sessions
 from outpace.engine.session import Session
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.toy import draft_request
-from outpace.trees import grafting as grafted
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, Offer, graft
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
@@ -26,6 +27,7 @@ CPU = torch.device("cpu")
 VOCAB = 40
 STEPS = 4
 PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
+DRAFT_MS = tuple(f"{name}_ms" for name in parts.DRAFT_PARTS)
 
 
 class Clock:
@@ -98,7 +100,7 @@ class TimedRetriever(MatrixRetriever):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (engine, sessions, timing, grafted):
+    for module in (engine, sessions, timing, parts):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
     return clock
 
@@ -115,8 +117,8 @@ def run(clock: Clock, batch: int = 1, has_retrieval: bool = True) -> list[Sessio
 @pytest.mark.parametrize(
     ("part", "phases"),
     [
-        ("propose", {"draft_ms"}),
-        ("prepare", {"draft_ms", "graft_ms"}),
+        ("propose", {"draft_ms", "tree_ms"}),
+        ("prepare", {"draft_ms", "retrieve_ms"}),
         ("forward", {"forward_ms"}),
         ("commit", {"commit_ms"}),
         ("push", {"commit_ms"}),
@@ -131,7 +133,7 @@ def test_time_is_found_in_its_phase(clock: Clock, part: str, phases: set[str], b
     for session in run(clock, batch):
         assert session.metrics.steps == STEPS
         spent = 10.0 * STEPS * (batch if part == "push" else 1)  # all that was accepted is committed at once
-        for phase in (*PHASES, "graft_ms"):
+        for phase in (*PHASES, *DRAFT_MS):
             assert getattr(session.metrics, phase) == pytest.approx(spent if phase in phases else 0.0), phase
 
 
@@ -144,33 +146,60 @@ def test_phases_add_up_to_the_round(clock: Clock, batch: int) -> None:
         metrics = session.metrics
         first = 16.0 * (batch - 1 - session.request_id)  # the first tokens of those behind it, after its own
         assert sum(getattr(metrics, phase) for phase in PHASES) + first == pytest.approx(metrics.decode_ms)
-        assert metrics.graft_ms == pytest.approx(2.0 * STEPS)
+        assert sum(getattr(metrics, part) for part in DRAFT_MS) == pytest.approx(metrics.draft_ms)
+        assert metrics.retrieve_ms == pytest.approx(2.0 * STEPS)
 
 
 @pytest.mark.parametrize("place", ["root", "tail"])
-def test_grafting_is_counted_whole_for_every_tree(clock: Clock, place: Any) -> None:
-    """Guards against a base's own drafting in the figure, trees left as they were without one, and nested grafts of
-    which only the last is counted."""
+def test_grafting_is_counted_whole(clock: Clock, place: Any) -> None:
+    """Guards against a base's own drafting in the figure, and nested grafts of which only the last is counted."""
     clock.takes = {"propose": 50.0, "prepare": 10.0}
     inner = GraftedProposer(TimedBase(clock), TimedRetriever(clock), CPU, place)
     outer = GraftedProposer(inner, TimedRetriever(clock), CPU, place)
     requests = [draft_request([5], 0, 0), draft_request([6], 4, 4)]
-    for proposer, spent in ((inner, 10.0), (outer, 20.0)):
-        trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
-        assert [tree.graft_ms for tree in trees] == pytest.approx([spent, spent])
+    for proposer, spent in ((inner, 0.01), (outer, 0.02)):
+        with DraftClock() as spans:
+            proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
+        assert spans.seconds["retrieve"] == pytest.approx(spent)
+        assert spans.seconds["tree"] == pytest.approx(0.05)
+
+
+def test_a_part_within_another_is_counted_once(clock: Clock) -> None:
+    """Guards against a drafter's pass that also counts to the head around it, a part that ends with an error and stays
+    open, and what is computed outside of drafting."""
+    clock.takes = {"a": 1.0, "b": 2.0}
+
+    @NET
+    def net() -> None:
+        clock.part("b")
+        raise ValueError("of the net")
+
+    with DraftClock() as spans:
+        for _ in range(2):
+            with HEAD:
+                clock.part("a")
+                with pytest.raises(ValueError, match="of the net"):
+                    net()
+                clock.part("a")
+        clock.part("a")
+    with HEAD:
+        clock.part("a")
+    assert {name: 1e3 * spent for name, spent in spans.seconds.items() if spent} == pytest.approx(
+        {"head": 4.0, "net": 4.0}
+    )
 
 
 def test_a_grafted_tree_keeps_what_was_counted() -> None:
-    """Guards against a merge that forgets the passes and the time of the tree it adds to."""
-    own = DraftTree(torch.tensor([5, 6]), Topology.chain(2), draft_passes=3, graft_ms=7.0)
+    """Guards against a merge that forgets the passes of the tree it adds to."""
+    own = DraftTree(torch.tensor([5, 6]), Topology.chain(2), draft_passes=3)
     found = Retrieved(torch.tensor([5, 8]), Topology.chain(2))
     (tree,) = graft([own], [[Offer(0, found)]], [draft_request([5], 2, 4)])
-    assert (tree.tokens.tolist(), tree.draft_passes, tree.retrieved, tree.graft_ms) == ([5, 6, 8], 3, 1, 7.0)
+    assert (tree.tokens.tolist(), tree.draft_passes, tree.retrieved) == ([5, 6, 8], 3, 1)
 
 
 def test_without_a_fill_nothing_is_grafted(clock: Clock) -> None:
     """Guards against a retrieval time of methods that have none."""
     clock.takes = {"propose": 3.0}
     (session,) = run(clock, has_retrieval=False)
-    assert session.metrics.graft_ms == 0.0
+    assert session.metrics.retrieve_ms == 0.0
     assert session.metrics.draft_ms == pytest.approx(3.0 * STEPS)

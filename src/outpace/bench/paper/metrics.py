@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.bench.records import PHASES
+from outpace.bench.records import DRAFT_MS, GRAFT_MS, PHASES
 from outpace.lib.errors import InvalidRequest
 
 Numbers = NDArray[np.float64]
 Sums = Mapping[str, Numbers]
 """Sums of fields over prompts, one for each time that prompts were drawn."""
 
-_OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", "graft_ms", *PHASES)
+OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", *PHASES, *DRAFT_MS)
+_BOOKKEEPING = ("merge_ms", "rebuild_ms", "verify_ms", "observe_ms")  # of Graft's table 14
 _OF_GROUPS = ("decoded", "decode_ms", "new_tokens", "end_to_end_ms")
 
 
@@ -61,6 +62,8 @@ class Measured:
         files = [
             f"{name} {Path(file['name']).name} {file['sha256'][:8]}" for name, file in self.options["files"].items()
         ]
+        if "server" in self.options:
+            return f"what the server at {self.options['server']} was started with"
         drafter = self.options["drafter"]
         return ", ".join([*files, *([f"drafter {drafter['fingerprint']}"] if drafter else [])]) or "nothing"
 
@@ -106,7 +109,7 @@ def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
     }
     counts |= {"tokens_per_step": (tokens - 1) / max(steps, 1), "tpot_ms": decode_ms / max(tokens - 1, 1)}
     group = {**record["group"], **times, "decoded": tokens - 1, "new_tokens": tokens}
-    return {**record, **dict.fromkeys(_OF_RECORDS, math.nan), **counts, **times, "group": group}
+    return {**record, **dict.fromkeys(OF_RECORDS, math.nan), **counts, **times, "group": group}
 
 
 def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
@@ -117,7 +120,7 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
     for number in sorted(groups):
         own = groups[number]
         cells = {name: own[0]["group"][name] for name in _OF_GROUPS}
-        cells |= {name: sum(record[name] for record in own) for name in _OF_RECORDS}
+        cells |= {name: sum(record.get(name, math.nan) for record in own) for name in OF_RECORDS}
         cells |= {"requests": len(own), "equal": sum(record["equal"] for record in own)}
         cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
@@ -193,16 +196,19 @@ METRICS: dict[str, Metric] = {
     "tpot_ms": Metric("TPOT", _ratio("tpot_ms", "requests"), 2, " ms", True),
     **{
         phase: Metric(phase.replace("_ms", ", ms of a round"), _ratio(phase, "steps"), 2, "", True)
-        for phase in (*PHASES, "graft_ms")
+        for phase in (*PHASES, *DRAFT_MS)
     },
+    "drafter_ms": Metric(
+        "drafting without retrieval, ms of a round",
+        lambda own, plain: (own["draft_ms"] - sum(own[name] for name in GRAFT_MS)) / np.maximum(own["steps"], 1e-9),
+        fewer_is_better=True,
+    ),
     "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True, True),
     "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%", is_exact=True),
     "round_ms": Metric("round, ms", _ratio("own_ms", "steps"), 2, "", True),
     "bookkeeping": Metric(
-        "retrieval, merging and verdict of a round",
-        lambda own, plain: (
-            100 * sum(own[name] for name in ("graft_ms", "verify_ms", "observe_ms")) / np.maximum(own["own_ms"], 1e-9)
-        ),
+        "merging, rebuilding, learning and verdict of a round",
+        lambda own, plain: 100 * sum(own[name] for name in _BOOKKEEPING) / np.maximum(own["own_ms"], 1e-9),
         1,
         "%",
         True,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
+from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.ngrams import Continuity, ContinuousDraft
 from outpace.drafters.depthwise import Depthwise, depthwise_candidates
@@ -72,11 +73,13 @@ class DartSource(PairSource[DartState]):
     def _write(self, states: Sequence[DartState], ids: Sequence[Sequence[int]]) -> Tensor:
         return self._run(states, ids, masks=0)
 
+    @LM_HEAD
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
         return self._head.scores(hidden)
 
+    @NET
     @torch.inference_mode()
     def _run(self, states: Sequence[DartState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
         """Write and commit the pairs that are due, with mask rows behind them. `masks`: rows per request, 0 to draft

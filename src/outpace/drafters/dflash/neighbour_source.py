@@ -5,6 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from outpace.core.timing import HEAD
 from outpace.drafters.dflash.neighbours import NeighbourNet
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
 from outpace.sampling.scores import Pool
@@ -41,6 +42,7 @@ class NeighbourSource(BlockSource):
             return super()._pool_of(level)
         return Pool(level.repeated([state.pool[level.depth] for state in level.states]), self._head.vocab_size)
 
+    @HEAD
     @torch.inference_mode()
     def _logits(self, level: BlockLevel) -> Tensor:
         left = self.net.head.left(self._before(level), self._hidden(level)).split(level.sizes)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
+from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import best_ids, own_scores_of
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
@@ -173,6 +174,7 @@ class BlockSource(Windowed, BaseSource):
                 many.append(state)
         self._absorb(many)
 
+    @NET
     @torch.inference_mode()
     def _absorb(self, states: Sequence[BlockState]) -> None:
         """Turn waiting features into context, those of all requests in one pass."""
@@ -256,10 +258,12 @@ class BlockSource(Windowed, BaseSource):
         logits [R, D, K]."""
         size = self.net.config.block_size
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
-        rows = self.net.start(embedded, torch.cat([state.fused for state in states])).flatten(0, 1)  # [R * B, H]
-        outputs = self._pass(parts, rows)[0] if self._native is None else self._native.block(rows, parts)
+        with NET:
+            rows = self.net.start(embedded, torch.cat([state.fused for state in states])).flatten(0, 1)  # [R * B, H]
+            outputs = self._pass(parts, rows)[0] if self._native is None else self._native.block(rows, parts)
         wanted = outputs.unflatten(0, (-1, size))[:, self._drafting]  # [R, D, H]
-        return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))
+        with LM_HEAD:
+            return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))
 
     def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:
         """Store the outputs [D, H] and base logits [D, K] of a request's block."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.drafting import Candidates, Frontier
+from outpace.core.timing import HEAD
 from outpace.drafters.best import counts_scores_alone, draws_of
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
@@ -103,7 +104,8 @@ class DominoSource(BlockSource):
         is_keyed = self._noise and not all(stream.params.is_greedy for stream in streams)
         is_rolled = level.is_first or all(state.rolled for state in level.states)
         if self.chains is not None and width == 1 and is_rolled and not is_keyed:
-            return self.chains.level(level.states, level.tokens, level.is_first)
+            with HEAD:
+                return self.chains.level(level.states, level.tokens, level.is_first)
         step = self._step(self._causal, level, width)
         assert step.columns is not None, "the best were asked for"
         tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
@@ -114,6 +116,7 @@ class DominoSource(BlockSource):
             return super()._pool_of(level)
         return Pool(level.repeated([state.pool for state in level.states]), self._head.vocab_size)
 
+    @HEAD
     @torch.inference_mode()
     def _logits(self, level: BlockLevel) -> Tensor:
         if self._causal is not None:
@@ -147,6 +150,7 @@ class DominoSource(BlockSource):
         embeddings = self._embed(tokens)
         return head.step(before, embeddings) if at else head.start(embeddings)
 
+    @HEAD
     @torch.inference_mode()
     def _step(self, causal: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
         """A step of the head's kernel for each node; `best` as of `CompiledHead.correct`."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
+from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import own_scores_of
 from outpace.drafters.eagle3.kernel import compiled_fusion
 from outpace.drafters.eagle3.net import Eagle3Net
@@ -84,7 +85,9 @@ class EagleSource(PairSource[EagleState]):
             hidden = self._grow([(states[owner], nodes) for owner, nodes in groups.items()], frontier)
         grown = [(states[owner].asked.stream, states[owner].scratch, nodes) for owner, nodes in groups.items()]
         pool = pool_of(self._head, len(hidden))
-        return best_children(grown, self._scores(hidden), frontier, width, self._noise, pool)
+        with LM_HEAD:
+            scores = self._scores(hidden)
+        return best_children(grown, scores, frontier, width, self._noise, pool)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:
@@ -113,6 +116,7 @@ class EagleSource(PairSource[EagleState]):
             state.outputs = rows
         return hidden
 
+    @NET
     def _run(self, tokens: Tensor, features: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         embeddings = self.net.embed(tokens.to(self._device), self._embedding)
         if self._native is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
+from outpace.core.timing import HEAD
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.best import best_ids, counts_scores_alone, scaled_entropy
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
@@ -97,6 +98,7 @@ class LatticeSource(BlockSource):
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
         self._weave([_own(state) for state in states], pending, [0] * len(states))
 
+    @HEAD
     def _weave(self, states: Sequence[LatticeState], pending: Tensor, limits: Sequence[int]) -> list[Woven]:
         """Draft a block for each state, score its pairs, and grow a tree as deep as its limit; none for 0."""
         if not states:

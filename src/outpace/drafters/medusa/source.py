@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.timing import LM_HEAD
 from outpace.drafters.depthwise import Depthwise, depthwise_candidates
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
@@ -84,6 +85,7 @@ class MedusaSource(BaseSource):
             self._guess(members)
         return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
 
+    @LM_HEAD
     @torch.inference_mode()
     def _guess(self, states: Sequence[MedusaState]) -> None:
         """One pass of all heads over the last rows of all requests."""

@@ -11,6 +11,7 @@ import torch
 from outpace.budget.costs import Prices
 from outpace.core.events import ORIGINS, NodeOrigin
 from outpace.core.protocols import Stream
+from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
 from outpace.kernels.growth import NativeText, grow_trees, learn_weights
@@ -127,7 +128,8 @@ class Growth:
         for column in (self.tokens, self.parents, self.drafted, self.origins):
             del column[count + 1 :]  # type: ignore[attr-defined]
 
-    def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, list[int]]:
+    @REBUILD
+    def tree(self, device: torch.device) -> tuple[DraftTree, list[int]]:
         """The tree, retrieved nodes last, scored by acceptance; and for each of its nodes the number in this growth."""
         order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
         place = {node: number for number, node in enumerate(order)}
@@ -138,7 +140,6 @@ class Growth:
             draft_passes=self.passes,
             retrieved=self.drafted.count(NOWHERE),
             scores=torch.tensor([likely[node] for node in order], dtype=torch.float64).log(),
-            graft_ms=graft_ms,
             origins=tuple([self.origins[node] for node in order]),
         )
         return tree, order

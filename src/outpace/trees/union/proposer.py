@@ -14,7 +14,8 @@ from torch import device, tensor
 
 from outpace.budget.costs import Prices, allocate
 from outpace.budget.decisions import TimedOption
-from outpace.core.protocols import DraftRequest, Needs, Observation, Proposer
+from outpace.core.protocols import DraftRequest, Needs, Observation, Proposer, proposed
+from outpace.core.timing import MERGE
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels
 from outpace.trees.proposer import Nested
@@ -133,8 +134,8 @@ class UnionProposer(Nested):
         if state.text is not None:
             state.text.rewind(length)
 
+    @MERGE
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        started = perf_counter()
         if not self._grows(requests):
             self._drafting.pause()
             for state in states:
@@ -142,11 +143,10 @@ class UnionProposer(Nested):
             pending = tensor([request.ids[-1] for request in requests], device=self._device)
             return [DraftTree.chain(tokens) for tokens in pending.split(1)]
         grown = self._with_trees(states, requests)
-        graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
         trees = []
         for index, state in enumerate(states):
             state.grown = grown[index]
-            tree, state.order = grown[index].tree(self._device, graft_ms)
+            tree, state.order = grown[index].tree(self._device)
             trees.append(tree)
         return trees
 
@@ -176,7 +176,7 @@ class UnionProposer(Nested):
             replace(requests[index], budget=min(requests[index].budget, self._plan.draft_budget)) for index in rest
         ]
         before = perf_counter()
-        drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
+        drafts = proposed(self.base, [states[index].of_base for index in rest], offered) if rest else []
         self._drafting_ms = (perf_counter() - before) * 1e3
         drafted = self._grow([states[index] for index in rest], [requests[index] for index in rest], drafts)
         grown |= zip(rest, drafted, strict=True)
