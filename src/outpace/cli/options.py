@@ -4,12 +4,12 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -201,8 +201,14 @@ def working(text: str) -> Status:
     return notes.status(Text(text))
 
 
+class Advance(Protocol):
+    """Something is done. `is_new`: in this run; else its time says nothing about what is left."""
+
+    def __call__(self, count: int = 1, is_new: bool = True) -> None: ...
+
+
 @contextmanager
-def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Callable[[], None]]:
+def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Advance]:
     """A bar on a terminal; in a log file, a line at every tenth of the way and every minute, with the time left.
     `before`: what an earlier run has done of the total."""
     columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -210,13 +216,14 @@ def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Callable[[
         task, done = progress.add_task(label, total=total, completed=before), before
         started = printed = monotonic()
 
-        def advance() -> None:
-            nonlocal done, printed
-            done += 1
-            progress.advance(task)
+        def advance(count: int = 1, is_new: bool = True) -> None:
+            nonlocal done, printed, before
+            done += count
+            before += 0 if is_new else count
+            progress.advance(task, count)
             now = monotonic()
-            is_tenth = done * 10 // total > (done - 1) * 10 // total
-            if not notes.is_terminal and (is_tenth or now - printed >= SECONDS_BETWEEN_LINES):
+            is_tenth = done * 10 // total > (done - count) * 10 // total
+            if is_new and not notes.is_terminal and (is_tenth or now - printed >= SECONDS_BETWEEN_LINES):
                 printed, left = now, (now - started) / (done - before) * (total - done)
                 notes.print(f"{label}: {done}/{total}, {timedelta(seconds=round(left))} left", highlight=False)
 

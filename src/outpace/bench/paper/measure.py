@@ -56,6 +56,11 @@ class SetRun:
         return _digest(self.run.protocol() | {"set": self.of, "drafter": self.drafter})
 
     @property
+    def tokens(self) -> int:
+        """How many tokens are generated for a prompt, by plain decoding and all rows."""
+        return self.run.decoded * (1 + len(self.rows))
+
+    @property
     def slots(self) -> int:
         return self.run.in_flight or self.run.batch
 
@@ -189,16 +194,15 @@ class Suite:
         self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
         self.others_at_most = about["others_at_most"]
 
-    def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[], None], date: str) -> None:
-        """Measure what is not there yet. `advance` is called for every prompt of every job, those
-        that only warm included."""
+    def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
+        """Measure what is not there yet. `advance` is called for every prompt of every job, those that only warm
+        included: with the tokens of all rows, and whether they were generated now."""
         self._write_manifest(date)
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is not None and job.drafter not in self.drafters:
                 self._leave_out(job, job.rows, f"no drafter: give --drafter {job.drafter}=PATH")
-                for _ in self.prompts.of(job.of, job.run):
-                    advance()
+                advance(job.tokens * len(self.prompts.of(job.of, job.run)), False)
                 continue
             wanted = (job.slots, job.drafter)
             if model is None or loaded_as != wanted:
@@ -210,8 +214,8 @@ class Suite:
         self._write_manifest(date)
 
     def total(self, exhibits: Sequence[Exhibit]) -> int:
-        """How often `advance` is called."""
-        return sum(len(self.prompts.of(job.of, job.run)) for job in jobs_of(exhibits, self.is_quick))
+        """How many tokens `measure` advances by."""
+        return sum(job.tokens * len(self.prompts.of(job.of, job.run)) for job in jobs_of(exhibits, self.is_quick))
 
     def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float) -> float:
         """About how long exhibits take alone, if all rows were as fast as plain decoding.
@@ -220,7 +224,7 @@ class Suite:
             plain_ms: milliseconds of a token.
         """
         tokens = sum(
-            (job.run.prompts + job.run.warm) * job.run.decoded * (1 + len(job.rows))
+            (job.run.prompts + job.run.warm) * job.tokens
             for job in jobs_of(exhibits, self.is_quick)
             if job.drafter is None or job.drafter in self.drafters
         )
@@ -249,12 +253,12 @@ class Suite:
     def _leave_out(self, job: SetRun, methods: Iterable[str], reason: object) -> None:
         self.absent |= {f"{job.key} {method}": str(reason) for method in methods}
 
-    def _measure_job(self, model: Model, job: SetRun, advance: Callable[[], None]) -> None:
+    def _measure_job(self, model: Model, job: SetRun, advance: Callable[[int, bool], None]) -> None:
         usable = self._usable(model, job)
         first = {method: self._with_warm_file(method) for method in usable if "{reserved}" not in method}
         self._measure(model, job, first, advance)
         if later := [method for method in usable if "{reserved}" in method]:
-            self._measure(model, job, self._reserved(job, later), lambda: None)
+            self._measure(model, job, self._reserved(job, later), lambda tokens, is_new: None)
 
     def _usable(self, model: Model, job: SetRun) -> list[str]:
         """Methods of a job that this target has what they need for."""
@@ -313,7 +317,9 @@ class Suite:
             found[method] = self._with_warm_file(method.replace("{reserved}", f"{share:.2f}"))
         return found
 
-    def _measure(self, model: Model, job: SetRun, methods: Mapping[str, str], advance: Callable[[], None]) -> None:
+    def _measure(
+        self, model: Model, job: SetRun, methods: Mapping[str, str], advance: Callable[[int, bool], None]
+    ) -> None:
         """`methods`: as exhibits name them, and as this model takes them."""
         run, items = job.run, self.prompts.of(job.of, job.run)
         ready = {asked: as_settled(model, [method])[0] for asked, method in methods.items()}
@@ -321,8 +327,7 @@ class Suite:
         done = {one for records in _folders(self.folder, job.key) for one in _methods(records, self._prompts_of(job))}
         wanted = tuple(dict.fromkeys(one for one in ready.values() if one not in {PLAIN, *done}))
         if not wanted and done:
-            for _ in items:
-                advance()
+            advance(job.tokens * len(items), False)
             return
         plan = BenchPlan(
             (PLAIN, *wanted),
@@ -337,16 +342,17 @@ class Suite:
         bench = BenchRun(model, plan)
         self.machine = bench.settings
         folder = RunFolder(self.folder / "records" / job.key / _digest(wanted), bench.settings)
-        left = iter(items)  # a run that goes on decodes some prompts again
+        left = len(items)
 
         def one_less() -> None:
-            if next(left, None) is not None:
-                advance()
+            nonlocal left
+            left -= 1
+            if left >= 0:  # a run that goes on decodes some prompts again
+                advance(job.tokens, True)
 
         for group in bench.groups(folder.read(bench.group_sizes), one_less):
             folder.append(group)
-        for _ in left:
-            advance()
+        advance(job.tokens * max(left, 0), False)
 
 
 def _outpace(*arguments: str, is_shown: bool = False) -> None:
