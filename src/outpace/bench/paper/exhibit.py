@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from outpace.bench.paper.metrics import METRICS
 from outpace.lib.errors import InvalidRequest
 
-PAPERS = ("domino", "dynatree", "graft")
+PAPERS = {
+    "domino": "Domino: Decoupling Causal Modeling from Autoregressive Drafting in Speculative Decoding "
+    "(arXiv 2605.29707)",
+    "dynatree": "DynaTree: Confidence-Aware Adaptive Tree Speculative Decoding for Efficient LLM Inference",
+    "graft": "Draft Less, Retrieve More: Hybrid Tree Construction for Speculative Decoding (Graft, arXiv 2605.20104)",
+}
+"""Titles."""
 PLAIN_ROW = "plain"
 WITH_PROMPT = {"end_to_end_speedup", "speedup_of_rates", "end_to_end_rate", "ttft_ms"}
 Verdict = Literal[
@@ -188,6 +194,7 @@ class Claim(_Strict):
         over: the metric is the ratio to this row's.
         at_least, at_most: bounds of the metric of `rows`.
         larger_on: two groups of sets; the metric of `rows` is larger on the first.
+        of_average: it is about the mean over sets: single sets may differ.
         check: a name of `checks.CHECKS`, which is counted rather than measured.
         missing: why nothing here can tell.
         contradiction: where the paper's own numbers differ from the claim.
@@ -206,6 +213,7 @@ class Claim(_Strict):
     at_most: float | None = None
     over: str | None = None
     larger_on: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    of_average: bool = False
     check: str | None = None
     missing: str | None = None
     contradiction: str | None = None
@@ -235,20 +243,35 @@ class Claim(_Strict):
         return (*self.order, *self.falls, *self.rises, *self.rows, *over)
 
 
-class Figure(_Strict):
-    """How the exhibit is drawn.
+class Panel(_Strict):
+    """A part of the exhibit's figure.
 
     Attributes:
-        kind: bars of rows by set; lines of rows over the runs' levels; points of rows, `x` and `metric`; a grid of the
-            sweep's two fields `x` and `y`.
-        sets: those that are drawn; empty for all.
+        kind: bars of rows by set; lines of rows over the runs' levels, whose name is `x`; points of rows, `x` and
+            `metric`; a grid of the sweep's two fields `x` and `y`; a bar for each of the rows; a stack of `parts` for
+            each of them, along `x`.
+        parts: titles by metric.
+        sets, runs: those that are drawn; empty for all.
+        rows: how the names of those that are drawn begin.
     """
 
-    kind: Literal["bars", "lines", "points", "grid"]
-    metric: str
-    x: str | None = None
-    y: str | None = None
+    kind: Literal["bars", "lines", "points", "grid", "rows", "stack"]
+    metric: str = ""
+    parts: dict[str, str] = {}
+    title: str = ""
+    x: str = ""
+    y: str = ""
     sets: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    rows: str | tuple[str, ...] = ""
+
+    @model_validator(mode="after")
+    def _measured(self) -> "Panel":
+        wanted = [*self.parts] if self.kind == "stack" else [self.metric]
+        wanted += [self.x] if self.kind == "points" else []
+        if unknown := [one for one in wanted if one not in METRICS]:
+            raise ValueError(f"panel of {self.kind}: {', '.join(map(repr, unknown))}: one of {', '.join(METRICS)}")
+        return self
 
 
 class Exhibit(_Strict):
@@ -274,7 +297,7 @@ class Exhibit(_Strict):
     columns: tuple[MetricColumn, ...] = ()
     values: tuple[Value, ...] = ()
     claims: tuple[Claim, ...] = ()
-    figure: Figure | None = None
+    panels: tuple[Panel, ...] = ()
     tests: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -119,20 +119,24 @@ class _Side:
     """A comparison that a claim makes, of all prompts first, then of drawn ones.
 
     Attributes:
-        name: what is compared, and what it must be.
+        name: what is compared.
         form: prints it.
+        claimed: what it must be, and its values by run.
         pooled: what must be positive, of all sets and runs together; zero is enough where it is a bound.
         shown: what is printed for it.
         gaps: what must be positive, by run and set.
+        places: the run and set of each of them.
         units: prompts, or batches, of each of them.
         is_exact: it is counted, so that no interval is needed.
     """
 
     name: str
     form: Callable[[float], str]
+    claimed: str = ""
     pooled: Numbers = field(default_factory=lambda: np.zeros(1))
     shown: Numbers = field(default_factory=lambda: np.zeros(1))
     gaps: list[Numbers] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     units: list[int] = field(default_factory=list)
     is_bound: bool = False
     is_exact: bool = False
@@ -140,15 +144,17 @@ class _Side:
     def verdict(self) -> tuple[Verdict, str, int | None]:
         """By the rules: on every set and in the pooled interval; in the interval; against it; undecided."""
         least = 0.0 if self.is_bound else np.nextafter(0.0, 1.0)
-        on_all, text = all(gap[0] >= least for gap in self.gaps), f"{self.name} {self.form(self.shown[0])}"
+        against = [place for place, gap in zip(self.places, self.gaps, strict=True) if not gap[0] >= least]
+        text, claimed = f"{self.name} {self.form(self.shown[0])}", f", claimed {self.claimed}"
         if self.is_exact:
-            return ("holds" if on_all else "does not hold"), text, None
+            return ("does not hold" if against else "holds"), text + claimed, None
         if not _decides(self.units):
-            return "undecided", text, None
+            return "undecided", text + claimed, None
         value, (low, high) = self.pooled[0], np.percentile(self.pooled[1:], (2.5, 97.5))
-        text += " ({} to {})".format(*map(self.form, np.percentile(self.shown[1:], (2.5, 97.5))))
+        text += " ({} to {})".format(*map(self.form, np.percentile(self.shown[1:], (2.5, 97.5)))) + claimed
         if low >= least:
-            return ("holds" if on_all else "holds on average"), text, None
+            text += f", not on {', '.join(against)}" if against else ""
+            return ("holds on average" if against else "holds"), text, None
         if high < 0:
             return "does not hold", text, None
         prompts, half = sum(self.units), (high - low) / 2
@@ -187,6 +193,8 @@ def judge(
     labels = [run.label for run in runs if not claim.runs or run.label in claim.runs]
     sides = [one for one in _Sides(claim, labels, comparison).all() if one.gaps]
     verdicts = [one.verdict() for one in sides]
+    if claim.of_average:
+        verdicts = [("holds" if one[0] == "holds on average" else one[0], *one[1:]) for one in verdicts]
     numbers, prompts = "; ".join(one[1] for one in verdicts), max((sum(one.units) for one in sides), default=0)
     if claim.contradiction is not None:
         return found("the paper contradicts itself", numbers, prompts, why=claim.contradiction)
@@ -222,6 +230,12 @@ class _Sides:
         of_row = self._bound if claim.larger_on is None else self._groups
         return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
 
+    def _add(self, side: _Side, gap: Numbers, label: str, of: str, *units: int) -> None:
+        """Add what must be positive in a run on a set."""
+        side.gaps.append(gap)
+        side.places.append(f"{of} ({label})" if label and len(self.labels) > 1 else of)
+        side.units += units
+
     def _values(self, label: str, row: str, sets: Sequence[str] = ()) -> dict[str, Numbers]:
         claim, sets = self.claim, sets or self.claim.sets
         own = {
@@ -241,21 +255,19 @@ class _Sides:
         return f"{value:.2f}" if self.claim.over is not None else self.metric.printed(value)
 
     def _pair(self, first: str, second: str) -> _Side:
-        side = _Side(f"{first} / {second}", "{:.2f}".format)
+        side = _Side(f"{first} / {second}:", "{:.2f}".format, "above 1.00" if self.sign > 0 else "below 1.00")
         both: dict[str, list[tuple[Numbers, Numbers]]] = {}
         for label in self.labels:
             one, other = self._values(label, first), self._values(label, second)
             for of in (name for name in one if name in other and len(one[name]) == len(other[name])):
                 both.setdefault(label, []).append((one[of], other[of]))
-                side.gaps.append(self.sign * (one[of] - other[of]))
-                side.units.append(self._units(label, first, of))
+                self._add(side, self.sign * (one[of] - other[of]), label, of, self._units(label, first, of))
         if both:
             over, under = _means([pair for pairs in both.values() for pair in pairs])
             side.pooled, side.shown = self.sign * (over - under), over / np.maximum(under, 1e-9)
             each = {label: _means(pairs) for label, pairs in both.items()}
-            ratios = (f", {label} {ours[0] / max(theirs[0], 1e-9):.2f}" for label, (ours, theirs) in each.items())
-            by_run = "".join(ratios) if len(each) > 1 else ""
-            side.name += f" ({'above' if self.sign > 0 else 'below'} 1.00){by_run}:"
+            ratios = [f"{label}: {ours[0] / max(theirs[0], 1e-9):.2f}" for label, (ours, theirs) in each.items()]
+            side.claimed += f" ({', '.join(ratios)})" if len(each) > 1 else ""
         return side
 
     def _trend(self, row: str) -> _Side:
@@ -263,12 +275,13 @@ class _Sides:
         means = ", ".join(f"{label} {self._form(np.mean(list(own.values()), 0)[0])}" for label, own in by_run)
         over = "" if self.claim.over is None else f" / {self.claim.over}"
         kind = "difference" if len(by_run) == 2 else "rank correlation"
-        side, rises = _Side(f"{row}{over}: {means}; {kind}", "{:+.2f}".format), list[Numbers]()
+        claimed, rises = "above 0" if self.claim.rises else "below 0", list[Numbers]()
+        side = _Side(f"{row}{over}: {means}; {kind}", "{:+.2f}".format, claimed)
         for of in by_run[0][1] if len(by_run) > 1 else ():
             if all(of in found for _, found in by_run):
                 rises.append(_rise(np.stack([found[of] for _, found in by_run])))
-                side.gaps.append(rises[-1] * (1.0 if self.claim.rises else -1.0))
-                side.units.append(min(self._units(label, row, of) for label, _ in by_run))
+                units = min(self._units(label, row, of) for label, _ in by_run)
+                self._add(side, rises[-1] * (1.0 if self.claim.rises else -1.0), "", of, units)
         if rises:
             side.pooled, side.shown = np.mean(side.gaps, axis=0), np.mean(rises, axis=0)
         return side
@@ -278,14 +291,13 @@ class _Sides:
         name = row if claim.over is None else f"{row} / {claim.over}"
         bounds = {"least": claim.at_least, "most": claim.at_most}
         wanted = " and ".join(f"at {side} {self._form(bound)}" for side, bound in bounds.items() if bound is not None)
-        side = _Side(f"{name} ({wanted}):", self._form, is_bound=True, is_exact=self.metric.is_exact)
+        side = _Side(f"{name}:", self._form, wanted, is_bound=True, is_exact=self.metric.is_exact)
         pairs = []
         for label in self.labels:
             base = self.comparison.metric(claim.metric, label, claim.over or row, claim.sets)
             for of, numbers in self._values(label, row).items():
                 pairs.append((self.comparison.metric(claim.metric, label, row, (of,))[of], base[of]))
-                side.gaps.append(self._within(numbers))
-                side.units.append(self._units(label, row, of))
+                self._add(side, self._within(numbers), label, of, self._units(label, row, of))
         if pairs:
             own, over = _means(pairs)
             side.shown = own if claim.over is None else own / np.maximum(over, 1e-9)
@@ -304,14 +316,14 @@ class _Sides:
         """The first group of sets against the second."""
         assert self.claim.larger_on is not None
         names = " / ".join(", ".join(group) for group in self.claim.larger_on)
-        side, pairs = _Side(f"{row}, {names} (above 1.00):", "{:.2f}".format), []
+        side, pairs = _Side(f"{row}, {names}:", "{:.2f}".format, "above 1.00"), []
         for label in self.labels:
             first, second = (self._values(label, row, sets) for sets in self.claim.larger_on)
             if first and second:
                 one, other = (np.mean(list(found.values()), axis=0) for found in (first, second))
                 pairs.append((one, other))
-                side.gaps.append(self.sign * (one - other))
-                side.units += self.comparison.units(label, row, [of for group in self.claim.larger_on for of in group])
+                units = self.comparison.units(label, row, [of for group in self.claim.larger_on for of in group])
+                self._add(side, self.sign * (one - other), label, "these sets", *units)
         if pairs:
             one, other = _means(pairs)
             side.pooled, side.shown = self.sign * (one - other), one / np.maximum(other, 1e-9)
