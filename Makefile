@@ -24,7 +24,7 @@ demo: $(READY) ## Race plain against speculative decoding on a real model
 test: lint ## Lint, types, and a test of everything: every source, shape, retriever and rule, the real model included
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu and not thorough and not browser and not vllm"
 
-test-more: $(READY) ## What CI runs beside it: more cases of the same, statistics, several processes
+test-more: $(READY) ## What CI runs after it: more cases of the same, statistics, several processes
 	$(BIN)/pytest $(PARALLEL) -m "thorough and not slow and not gpu and not browser and not vllm"
 
 test-all: lint ## Everything a CPU can run, the long runs on the real model and the full matrix included

@@ -15,9 +15,12 @@ from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outpace.api import Model
     from outpace.bench.paper.exhibit import Exhibit
     from outpace.bench.paper.measure import Suite
+    from outpace.bench.paper.sources import RecordSource
 
 TARGET = "smollm2-135m"
 
@@ -46,7 +49,12 @@ def paper(
         Path | None, typer.Option(metavar="FOLDER", help="By default runs/paper/NAME; a stopped run continues there.")
     ] = None,
     others: Annotated[
-        list[Path] | None, typer.Option("--from", metavar="FOLDER", help="Show another machine's records too.")
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="[ROW=]FOLDER",
+            help="Show another machine's records too, or a row's of a server: a folder of bench --endpoint.",
+        ),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List exhibits, what they need and the minutes they take.")
@@ -58,7 +66,7 @@ def paper(
     only for an output that differs from plain decoding's."""
     from outpace.bench.paper.exhibit import chosen, read_exhibits
     from outpace.bench.paper.measure import PromptSets, Suite
-    from outpace.bench.paper.page import REPORT, RecordFolder, write_report
+    from outpace.bench.paper.page import REPORT, write_report
 
     import_module("matplotlib")  # before the model is loaded, which takes long
     exhibits = chosen(read_exhibits(name), table or (), figure or ())
@@ -85,10 +93,9 @@ def paper(
         suite.resume()
         suite.load_before, suite.others_use = suite.load_before or _load_of_machine(), _others_use
         suite.train(exhibits)
-        with progress_bar(f"{name}", suite.total(exhibits)) as advance:
+        with progress_bar(f"{name}, tokens", suite.total(exhibits)) as advance:
             suite.measure(exhibits, advance, str(date.today()))
-    sources = [RecordFolder.read(one) for one in (folder, *(path_of(other) for other in others or ()))]
-    shown = write_report(name, exhibits, sources, folder)
+    shown = write_report(name, exhibits, _sources(folder, others or (), exhibits), folder)
     findings = [finding for one in shown for finding in one.findings]
     if not as_json:
         for finding in findings:
@@ -101,6 +108,24 @@ def paper(
     )
     if bugs:
         raise typer.Exit(1)
+
+
+def _sources(folder: Path, others: "Sequence[str]", exhibits: "Sequence[Exhibit]") -> "list[RecordSource]":
+    """The folder of this run, other machines', and servers."""
+    from outpace.bench.paper.exhibit import PLAIN_ROW
+    from outpace.bench.paper.sources import RecordFolder, ServedRows
+
+    rows = {PLAIN_ROW, *(row.name for exhibit in exhibits for row in exhibit.rows)}
+    served: dict[str, Path] = {}
+    for other in others:
+        row, is_row, path = other.rpartition("=")
+        if is_row and row not in rows:
+            raise InvalidRequest(f"from={other!r}: no row is named {row!r}; one of {', '.join(sorted(rows))}")
+        if is_row:
+            served[row] = path_of(Path(path))
+    machines = [path_of(Path(other)) for other in others if "=" not in other]
+    found: list[RecordSource] = [RecordFolder.read(one) for one in (folder, *machines)]
+    return [*found, ServedRows.read(served)] if served else found
 
 
 def _load_of_machine() -> dict[str, float]:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.paper.checks import CHECKS
-from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
+from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
 from outpace.bench.paper.figures import draw
-from outpace.bench.paper.measure import MANIFEST, SetRun, cells_of
 from outpace.bench.paper.metrics import METRICS
+from outpace.bench.paper.sources import RecordSource
 from outpace.bench.paper.verdicts import FEWEST, CellComparison, ClaimFinding, judge
-from outpace.lib.errors import InvalidRequest
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
 STYLE = """
@@ -33,31 +32,11 @@ details { margin: .5rem 0 } summary { cursor: pointer }
 
 
 @dataclass
-class RecordFolder:
-    """A folder of records, and where they were measured."""
-
-    folder: Path
-    about: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path) -> "RecordFolder":
-        try:
-            return cls(folder, json.loads((folder / MANIFEST).read_text()))
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(f"from={str(folder)!r}: no {MANIFEST} of `outpace bench paper`: {error}") from error
-
-    @property
-    def name(self) -> str:
-        machine = self.about.get("machine", {})
-        return f"{Path(self.about['target']).name}, {machine.get('hardware', 'unknown machine')}"
-
-
-@dataclass
 class ShownExhibit:
     """An exhibit with what one source measured of it."""
 
     exhibit: Exhibit
-    source: RecordFolder
+    source: RecordSource
     rows: list[Row]
     runs: list[ExhibitRun]
     comparison: CellComparison
@@ -66,11 +45,11 @@ class ShownExhibit:
     svg: str | None
 
     @classmethod
-    def of(cls, exhibit: Exhibit, source: RecordFolder) -> "ShownExhibit":
+    def of(cls, exhibit: Exhibit, source: RecordSource) -> "ShownExhibit":
         """Evaluate an exhibit on a folder's records."""
-        is_quick = bool(source.about["quick"])
-        cells, absent = cells_of(exhibit, source.folder, is_quick, source.about["names"], source.about["absent"])
-        comparison, rows, runs = CellComparison(cells), exhibit.rows_of(is_quick), exhibit.runs_of(is_quick)
+        cells, absent = source.cells(exhibit)
+        rows, runs = exhibit.rows_of(source.is_quick), exhibit.runs_of(source.is_quick)
+        comparison = CellComparison(cells)
         findings = [judge(claim, runs, comparison, CHECKS, absent) for claim in exhibit.claims]
         svg = draw(exhibit, rows, runs, comparison)
         return cls(
@@ -111,7 +90,7 @@ class ShownExhibit:
                     {
                         "run": run.label,
                         "row": row.name,
-                        "method": self._settled(run, row),
+                        "method": self.source.method(run, row),
                         "beyond": row.beyond,
                         "starts_with": cells[0].starts_with if cells else None,
                         "why_not": self.absent.get(row.name),
@@ -127,12 +106,6 @@ class ShownExhibit:
                 )
         return lines
 
-    def _settled(self, run: ExhibitRun, row: Row) -> str:
-        """A row's method as it was measured, with what stood for {warm} and {reserved}."""
-        key = SetRun(run, run.sets[0], row.needs_drafter).key
-        found: str = self.source.about["names"].get(f"{key} {row.method}", row.method)
-        return found.replace(f"{self.source.folder}/", "")
-
     def _values(self, run: ExhibitRun, row: str, metric: str) -> list[Value]:
         """What the paper prints."""
         return [
@@ -143,7 +116,7 @@ class ShownExhibit:
 
 
 def write_report(
-    paper: str, exhibits: Sequence[Exhibit], sources: Sequence[RecordFolder], out: Path
+    paper: str, exhibits: Sequence[Exhibit], sources: Sequence[RecordSource], out: Path
 ) -> list[ShownExhibit]:
     """Write exhibits.json, figures and report.html into `out`; the first source is the one that is drawn."""
     shown = [[ShownExhibit.of(exhibit, source) for source in sources] for exhibit in exhibits]
@@ -169,20 +142,21 @@ def write_report(
     return [one for of_exhibit in shown for one in of_exhibit]
 
 
-VERDICTS = f"""Each claim compares rows prompt by prompt; n is the number of prompts, and a set is a file of them. It
-<b>holds</b> if its direction is right on every set and the 95 % bootstrap interval of the mean over sets excludes
-equality; <b>on average</b>, if only the interval does. It <b>does not hold</b> if the interval excludes equality the
-other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} prompts. A claim of
-several comparisons has the verdict of the worst of them. <b>The paper contradicts itself</b> where its own numbers
-differ from the claim. What is counted, such as equal outputs and memory, needs no interval. Ratios are of means over
-sets; in tables, sd is the standard deviation over prompts, the mean of the sets'. Two prompts of each set, as quick
-runs have, show little of how prompts differ: take their intervals as a first look. Every output is compared with
-plain decoding's, token by token."""
+VERDICTS = f"""Each claim compares rows prompt by prompt; n counts prompts, or groups of them that are decoded
+together, once for each run that is compared; a set is a file of prompts. It <b>holds</b> if its direction is right on
+every set and the 95 % bootstrap interval of the mean over sets excludes equality; <b>on average</b>, if only the
+interval does, and the sets that differ are named. It <b>does not hold</b> if the interval excludes equality the other
+way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} prompts. A claim about averages
+also holds where single sets differ. A claim of several comparisons has the verdict of the worst of them. <b>The paper
+contradicts itself</b> where its own numbers differ from the claim. What is counted, such as equal outputs and memory,
+needs no interval. Ratios are of means over sets; in tables, sd is the standard deviation over prompts, the mean of the
+sets'. Two prompts or groups of each set, as quick runs have, show little of how they differ: take their intervals as a
+first look. Every output is compared with plain decoding's, token by token."""
 KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", "not testable here": ""}
 
 
-def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordFolder]) -> str:
-    title = f"{paper}: tables, figures and claims, measured again"
+def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordSource]) -> str:
+    title = f"{PAPERS[paper]}: tables, figures and claims, measured again"
     links = (f"<a href='#{_anchor(first.exhibit)}'>{escape(first.exhibit.name)}</a>" for first, *_ in shown)
     parts = [f"<h1>{title}</h1>", *(_about(source) for source in sources), f"<nav>{' '.join(links)}</nav>"]
     parts.append("<h2>Claims</h2>")
@@ -205,22 +179,8 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
     )
 
 
-def _about(source: RecordFolder) -> str:
-    about, machine = source.about, source.about.get("machine", {})
-    threads, versions = machine.get("threads", "?"), machine.get("versions", {})
-    made = ", ".join(f"{name} {number}" for name, number in versions.items())
-    length = "quick: few prompts, short answers" if about["quick"] else "full"
-    texts = [
-        f"<b>{escape(source.name)}</b>, {threads} threads; {escape(made)}; {length}",
-        f"prompts of {escape(Path(about['data']).name)}",
-    ]
-    texts += [f"measured {about['date']}"] if "date" in about else []
-    if load := about.get("load"):
-        texts.append(
-            f"memory bandwidth, measured before, {load['read_gb_per_second']:.0f} GB/s; other programs used "
-            f"{load['others']:.2f} cores before, at most {about['others_at_most']:.2f} between its parts"
-        )
-    return f"<p>{'; '.join(texts)}.</p>"
+def _about(source: RecordSource) -> str:
+    return f"<p><b>Target {escape(source.name)}</b>, {'; '.join(map(escape, source.about()))}.</p>"
 
 
 def _anchor(exhibit: Exhibit) -> str:
@@ -235,10 +195,8 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
                 where = f"<a href='#{_anchor(one.exhibit)}'>{escape(one.exhibit.name)}</a>"
                 numbers = escape(finding.numbers)
                 if finding.more_prompts:
-                    numbers += f"; about {finding.more_prompts} prompts would decide"
-                quote = (
-                    f"“{escape(finding.quote)}”" if finding.quote else "Not in words: read from the table or figure."
-                )
+                    numbers += f"; n of about {finding.more_prompts} would decide"
+                quote = f"“{escape(finding.quote)}”" if finding.quote else "Not in words: read from its numbers."
                 cells = [f"<td>{finding.claim}</td><td>{where}</td>"]
                 cells += [f"<td class='prose'>{escape(finding.text)}<br><span class='dim'>{quote}</span></td>"]
                 cells += [f"<td><span class='v {KINDS.get(finding.verdict, 'open')}'>{finding.verdict}</span></td>"]
@@ -257,7 +215,7 @@ def _exhibit(one: ShownExhibit, is_one_of_several: bool, number: int) -> str:
     """`number`: of the source."""
     parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
     if one.runs:
-        parts.append(f"<p><b>These runs:</b> {escape('; '.join(run.described() for run in one.runs))}.</p>")
+        parts.append(f"<p><b>These runs:</b> {escape(one.source.described(one.runs))}.</p>")
     if one.svg is not None:
         own = f"{_anchor(one.exhibit)}-{number}-"  # figures share a page, where an id occurs once
         parts.append(re.sub(r'(\bid="|url\(#|href="#)', rf"\1{own}", one.svg))
@@ -272,6 +230,10 @@ class _ExhibitTables:
     def __init__(self, one: ShownExhibit) -> None:
         self.columns, values = one.exhibit.columns, one.exhibit.values
         self.lines, self.targets = one.table(), list(dict.fromkeys(value.of for value in values))
+        self.digits = dict.fromkeys(METRICS, 0)  # that the paper prints
+        for value in values:
+            own = (len(f"{number:g}".partition(".")[2]) for number in value.sets.values())
+            self.digits[value.metric] = max(self.digits[value.metric], *own)
         self.in_paper = {column.metric for column in self.columns} & {value.metric for value in values}
         self.has_runs = any(run.label for run in one.runs)
         self.has_sets = len({of for run in one.runs for of in run.sets}) > 1
@@ -299,22 +261,30 @@ class _ExhibitTables:
             if column.metric in self.in_paper:
                 own = (self._of_paper(column.metric, value, "mean") for value in line["paper"][column.metric])
                 cells.append(f"<td>{'<br>'.join(map(escape, own))}</td>")
-            cells.append(f"<td class='number'>{_estimate(column.metric, line['values'][column.metric])}</td>")
+            cells.append(f"<td class='number'>{self._here(line, column.metric)}</td>")
         equal = "" if line["equal"] is None else f"{line['equal']:.0%}"
         equal += f", {line['bugs']} bugs" if line["bugs"] else ""
         why_not = f"<span class='dim'>{escape(line['why_not'])}</span>" if line["why_not"] else ""
         starts = escape(line["starts_with"] or "")
         return "".join([*cells, f"<td>{line['prompts'] or why_not}</td><td>{equal}</td><td>{starts}</td>"])
 
+    def _here(self, line: dict[str, Any], metric: str) -> str:
+        """A value measured here; where the paper prints some of the sets alone, theirs too."""
+        own, printed = line["values"][metric], {of for value in line["paper"][metric] for of in value["sets"]}
+        alone = [of for of in (own or {"sets": {}})["sets"] if of in printed] if "mean" not in printed else []
+        if own is None or not alone or len(own["sets"]) == len(alone):
+            return _estimate(metric, own)
+        each = (f"{escape(of)} {METRICS[metric].printed(own['sets'][of])}" for of in alone)
+        return f"{_estimate(metric, own)}<br>{', '.join(each)}"
+
     def _of_paper(self, metric: str, value: dict[str, Any], instead: str = "") -> str:
         """A value that the paper prints, by set; `instead` of all sets where it has this one."""
-        form, texts = METRICS[metric], []
+        texts = []
         shown = {instead: value["sets"][instead]} if instead in value["sets"] else value["sets"]
         for of, number in shown.items():
-            digits = max(form.digits, len(f"{number:g}".partition(".")[2]))
             spread = f" ± {value['deviations'][of]:g}" if of in value["deviations"] else ""
             name = f"{of} " if of != instead and (self.has_sets or len(shown) > 1) else ""
-            texts.append(f"{name}{number:.{digits}f}{form.unit}{spread}")
+            texts.append(f"{name}{number:.{self.digits[metric]}f}{METRICS[metric].unit}{spread}")
         target = f"{value['of']}: " if len(self.targets) > 1 and value["of"] else ""
         return target + ", ".join(texts)
 
@@ -324,7 +294,8 @@ class _ExhibitTables:
             metric = column.metric
             texts = [self._of_paper(metric, own) for own in line["paper"][metric] if len(own["sets"]) > 1]
             own = line["values"][metric]
-            if own is not None and len(own["sets"]) > 1:
+            is_unit = line["row"] == PLAIN_ROW and own is not None and own["value"] == 1
+            if own is not None and len(own["sets"]) > 1 and not is_unit:
                 each = (f"{of} {METRICS[metric].printed(number)}" for of, number in own["sets"].items())
                 texts.append("here: " + ", ".join(each))
             if texts:

@@ -13,7 +13,8 @@ import outpace
 from outpace.api import Model
 from outpace.bench.paper.exhibit import Exhibit
 from outpace.bench.paper.measure import MANIFEST, PromptSets, Suite, jobs_of
-from outpace.bench.paper.page import REPORT, RecordFolder, ShownExhibit, write_report
+from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
+from outpace.bench.paper.sources import RecordFolder
 from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
 
@@ -61,9 +62,9 @@ def suite(model: Model, data: Path, tmp_path: Path) -> Callable[[], Suite]:
 
 
 def shown(suite: Suite, *exhibits: Exhibit) -> list[ShownExhibit]:
-    steps: list[None] = []
-    suite.measure(exhibits, lambda: steps.append(None), "today")
-    assert len(steps) == suite.total(exhibits), "the time left is counted by prompts"
+    tokens: list[int] = []
+    suite.measure(exhibits, lambda count, is_new: tokens.append(count), "today")
+    assert sum(tokens) == suite.total(exhibits), "of which the time left is counted"
     return write_report("graft", exhibits, [RecordFolder.read(suite.folder)], suite.folder)
 
 
@@ -82,7 +83,7 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
 
 def test_ids_of_a_page_are_unique(suite: Callable[[], Suite]) -> None:
     """Guards against figures of two sources whose clips and markers refer to each other's."""
-    own, given = suite(), exhibit(figure={"kind": "bars", "metric": "tokens_per_step"})
+    own, given = suite(), exhibit(panels=[{"kind": kind, "metric": "tokens_per_step"} for kind in ("bars", "rows")])
     shown(own, given)
     folder = RecordFolder.read(own.folder)
     write_report("graft", [given], [folder, folder], own.folder)

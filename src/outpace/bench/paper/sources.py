@@ -1,0 +1,212 @@
+"""Where a report's records come from: a folder of `outpace bench paper`, or servers that `outpace bench --endpoint`
+measured."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import Any, Protocol
+
+from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
+from outpace.bench.paper.measure import MANIFEST, SetRun, cells_of
+from outpace.bench.paper.metrics import OF_RECORDS, Measured, measured
+from outpace.bench.paper.verdicts import Cells
+from outpace.bench.records import DRAFT_MS, PHASES, RECORDS
+from outpace.bench.runner import PLAIN
+from outpace.lib.errors import InvalidRequest
+
+Record = dict[str, Any]
+
+
+class RecordSource(Protocol):
+    """Records of a paper's rows on one machine.
+
+    Attributes:
+        is_quick: they are of the rows and runs of `--quick`.
+    """
+
+    @property
+    def is_quick(self) -> bool: ...
+
+    @property
+    def name(self) -> str:
+        """The target and the machine."""
+
+    def about(self) -> list[str]:
+        """How they were measured, in words."""
+
+    def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
+        """An exhibit's cells, and why rows have none."""
+
+    def described(self, runs: Sequence[ExhibitRun]) -> str:
+        """How an exhibit's runs were measured, in words."""
+
+    def method(self, run: ExhibitRun, row: Row) -> str:
+        """A row's method as it was measured."""
+
+
+@dataclass
+class RecordFolder:
+    """A folder of records, and where they were measured."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RecordFolder":
+        """Raises InvalidRequest: no such folder."""
+        try:
+            return cls(folder, json.loads((folder / MANIFEST).read_text()))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"from={str(folder)!r}: no {MANIFEST} of `outpace bench paper`: {error}") from error
+
+    @property
+    def is_quick(self) -> bool:
+        return bool(self.manifest["quick"])
+
+    @property
+    def name(self) -> str:
+        machine = self.manifest.get("machine", {})
+        return f"{Path(self.manifest['target']).name}, {machine.get('hardware', 'unknown machine')}"
+
+    def about(self) -> list[str]:
+        manifest, machine = self.manifest, self.manifest.get("machine", {})
+        made = ", ".join(f"{name} {number}" for name, number in machine.get("versions", {}).items())
+        texts = [f"{machine.get('threads', '?')} threads", made]
+        texts += ["quick: few prompts, short answers" if self.is_quick else "full"]
+        texts += [f"prompts of {Path(manifest['data']).name}"]
+        texts += [f"measured {manifest['date']}"] if "date" in manifest else []
+        if load := manifest.get("load"):
+            texts.append(
+                f"memory bandwidth, measured before, {load['read_gb_per_second']:.0f} GB/s; other programs used "
+                f"{load['others']:.2f} cores before, at most {manifest['others_at_most']:.2f} between its parts"
+            )
+        return texts
+
+    def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
+        return cells_of(exhibit, self.folder, self.is_quick, self.manifest["names"], self.manifest["absent"])
+
+    def described(self, runs: Sequence[ExhibitRun]) -> str:
+        return "; ".join(run.described() for run in runs)
+
+    def method(self, run: ExhibitRun, row: Row) -> str:
+        """With what stood for {warm} and {reserved}."""
+        key = SetRun(run, run.sets[0], row.needs_drafter).key
+        found: str = self.manifest["names"].get(f"{key} {row.method}", row.method)
+        return found.replace(f"{self.folder}/", "")
+
+
+@dataclass
+class ServedRows:
+    """Records of servers, such as vLLM's, a folder of `outpace bench --endpoint URL --out FOLDER` for each row.
+
+    A run's rows are records with as many requests in flight, at its temperature, of one of its sets.
+
+    Attributes:
+        records: by row; those of "plain" are what others are compared with.
+    """
+
+    records: Mapping[str, Sequence[Record]]
+    is_quick: bool = False
+
+    @classmethod
+    def read(cls, folders: Mapping[str, Path]) -> "ServedRows":
+        """Raises InvalidRequest: no records of a server; none of plain decoding; groups of several sets."""
+        if PLAIN_ROW not in folders:
+            raise InvalidRequest(f"from={', '.join(folders)}: give {PLAIN_ROW}=FOLDER, a server without drafts, too")
+        return cls({row: _read(row, folder) for row, folder in folders.items()})
+
+    @property
+    def name(self) -> str:
+        return f"{self._first['model']}, served"
+
+    @property
+    def _first(self) -> Record:
+        return self.records[PLAIN_ROW][0]
+
+    def about(self) -> list[str]:
+        addresses = dict.fromkeys(record["endpoint"] for records in self.records.values() for record in records)
+        return [f"asked at {', '.join(addresses)} from {self._first['hardware']}", "full"]
+
+    def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
+        cells: dict[tuple[str, str, str], Measured] = {}
+        for run in exhibit.runs:
+            for of in run.sets:
+                plain = _of_run(self.records[PLAIN_ROW], run, of)
+                for row in [PLAIN_ROW, *(row.name for row in exhibit.rows)]:
+                    if plain and (own := _of_run(self.records.get(row, ()), run, of)):
+                        cells[run.label, row, of] = _compared(row, own, plain)
+        measured_rows = {row for _, row, _ in cells}
+        return cells, {row.name: "no records" for row in exhibit.rows if row.name not in measured_rows}
+
+    def described(self, runs: Sequence[ExhibitRun]) -> str:
+        counts: dict[tuple[str, int], int] = {}
+        for record in self.records[PLAIN_ROW]:
+            place = record["dataset"], record["concurrency"]
+            counts[place] = counts.get(place, 0) + 1
+        texts = [f"{count} prompts of {of}, {level} in flight" for (of, level), count in counts.items()]
+        return f"{'; '.join(texts)}; at most {self._first['sampling']['max_new_tokens']} tokens"
+
+    def method(self, run: ExhibitRun, row: Row) -> str:
+        return "as the server was started"
+
+
+def _read(row: str, folder: Path) -> list[Record]:
+    """The records of a server's own method; of plain decoding, if that is the row."""
+    try:
+        lines = (folder / RECORDS).read_text(encoding="utf-8").split("\n")[:-1]
+        records = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"from={row}={folder}: no {RECORDS} of `outpace bench --endpoint`: {error}") from error
+    methods = dict.fromkeys(record["method"] for record in records)
+    wanted = PLAIN if row == PLAIN_ROW and PLAIN in methods else [*methods][-1] if methods else ""
+    own = [record for record in records if record["method"] == wanted]
+    if not own or "endpoint" not in own[0]:
+        raise InvalidRequest(f"from={row}={folder}: its records are not of a server; measure one with --endpoint")
+    sets: dict[int, str] = {}
+    for record in own:
+        if sets.setdefault(record["group"]["number"], record["dataset"]) != record["dataset"]:
+            raise InvalidRequest(
+                f"from={row}={folder}: groups of requests mix {sets[record['group']['number']]} with "
+                f"{record['dataset']}; measure each set in a folder of its own"
+            )
+    return own
+
+
+def _of_run(records: Iterable[Record], run: ExhibitRun, of: str) -> list[Record]:
+    wanted = of, run.in_flight or run.batch, run.temperature
+    return [one for one in records if (one["dataset"], one["concurrency"], one["sampling"]["temperature"]) == wanted]
+
+
+def _compared(row: str, own: Sequence[Record], plain: Sequence[Record]) -> Measured:
+    """Raises InvalidRequest: other prompts, or other groups of them."""
+    places = [[(record["id"], record["group"]["number"]) for record in records] for records in (own, plain)]
+    if places[0] != places[1]:
+        raise InvalidRequest(f"from={row}: other prompts than {PLAIN_ROW}'s; measure both with the same command")
+    texts = {record["id"]: (record["texts"], record["finish_reasons"]) for record in plain}
+    rows = [_as_row(record, texts[record["id"]] == (record["texts"], record["finish_reasons"])) for record in own]
+    return measured(_with_group_counts(rows), _with_group_counts([_as_row(record, True) for record in plain]))
+
+
+def _as_row(record: Record, is_equal: bool) -> Record:
+    """A server's record as that of a row: what it does not know is not a number, and texts do not show ties."""
+    unknown = dict.fromkeys(OF_RECORDS, nan) | {"memory_mb": nan, "tokens_per_step": nan}
+    known = {name: value for name, value in record.items() if value is not None and name not in (*PHASES, *DRAFT_MS)}
+    options = {"files": {}, "drafter": None, "server": record["endpoint"]}
+    finding = {"kind": "equal" if is_equal else "unchecked"}
+    return unknown | known | {"equal": is_equal, "finding": finding, "options": options}
+
+
+def _with_group_counts(records: Sequence[Record]) -> list[Record]:
+    """Records that have their group's steps, drafted and accepted tokens, where the server counts them for all requests
+    together: the first of the group has them."""
+    found, seen = [], set[int]()
+    for record in records:
+        number, counts = record["group"]["number"], record["group"]["speculation"]
+        if counts is not None:
+            shares = {name: 0 if number in seen else counts[name] for name in ("steps", "drafted", "accepted")}
+            record = {**record, **shares}
+        seen.add(number)
+        found.append(record)
+    return found

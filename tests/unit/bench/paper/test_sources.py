@@ -1,0 +1,98 @@
+"""Reports of what servers did: their records as rows of a paper's exhibit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.bench.endpoint import EndpointPlan, EndpointRun
+from outpace.bench.paper.exhibit import Exhibit
+from outpace.bench.paper.page import REPORT, write_report
+from outpace.bench.paper.sources import ServedRows
+from outpace.bench.records import RunFolder
+from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
+from outpace.endpoint.client import Endpoint
+from outpace.endpoint.server import Server
+from outpace.lib.errors import InvalidRequest
+from tests.unit.bench.test_endpoint import honest
+from tests.unit.endpoint.fake import Answer, Reply, serving, streamed
+
+ITEMS = tuple(WorkItem(str(number), "letters", (f"Say {number}.",)) for number in range(8))
+EXHIBIT = Exhibit.model_validate(
+    {
+        "paper": "domino",
+        "name": "table 2",
+        "title": "t",
+        "shows": "s",
+        "rows": [{"name": "Domino", "method": "domino"}, {"name": "DFlash", "method": "dflash"}],
+        "runs": [
+            {"label": label, "sets": ("letters",), "batch": batch, "in_flight": batch, "tokens": 9, "temperature": warm}
+            for label, batch, warm in (("1", 1, 0.0), ("2", 2, 0.0), ("2, T = 1", 2, 1.0))
+        ],
+        "columns": [{"metric": name, "title": name} for name in ("tokens_per_second", "draft_ms", "tokens_per_step")],
+        "claims": [{"id": "D5", "text": "Domino is faster.", "order": ("Domino", "plain"), "runs": ("2",)}],
+    }
+)
+
+
+def folder_of(path: Path, answer: Answer, items: tuple[WorkItem, ...] = ITEMS) -> Path:
+    """What `outpace bench --endpoint --out` leaves of a server that has no methods to choose from."""
+    plan = EndpointPlan(items, SamplingParams(max_new_tokens=9), (1, 2))
+    with serving(answer) as seen, Endpoint(seen.url) as endpoint:
+        run = EndpointRun(endpoint, Server("tiny", None, {}), plan, {"hardware": "a machine"})
+        folder = RunFolder(path, run.settings)
+        for group in run.groups():
+            folder.append(group)
+    return path
+
+
+def other(path: str, body: dict[str, Any]) -> Reply:
+    """A server that says something else."""
+    return streamed([" no"] * 4, True) if body else Reply([{}], 404)
+
+
+def test_servers_are_rows_of_their_level(tmp_path: Path) -> None:
+    """Guards against rows without equality, a level that is compared with another one's plain decoding, times that no
+    server knows printed as 0, and records that do not say which server made them."""
+    folders = {"plain": folder_of(tmp_path / "a", honest(0.02)), "Domino": folder_of(tmp_path / "b", honest())}
+    source = ServedRows.read(folders)
+    (shown,) = write_report("domino", [EXHIBIT], [source], tmp_path)
+    lines = {(line["run"], line["row"]): line for line in shown.table()}
+    for level in ("1", "2"):
+        line, plain = lines[level, "Domino"], lines[level, "plain"]
+        assert (line["prompts"], line["equal"], line["bugs"]) == (plain["prompts"], 1.0, 0)
+        assert line["values"]["tokens_per_second"]["value"] > 0
+        assert line["values"]["draft_ms"] is None
+        assert "http://127.0.0.1" in line["starts_with"]
+    assert lines["2, T = 1", "Domino"]["prompts"] == 0, "nothing was measured at this temperature"
+    assert lines["2", "DFlash"]["why_not"] == "no records"
+    assert [finding.claim for finding in shown.findings] == ["D5"]
+    assert "letters, 2 in flight; at most 9 tokens" in (tmp_path / REPORT).read_text()
+
+
+def test_a_server_that_says_something_else_is_seen(tmp_path: Path) -> None:
+    """Guards against answers that nothing is compared with: each server agrees with itself."""
+    folders = {"plain": folder_of(tmp_path / "a", honest()), "Domino": folder_of(tmp_path / "b", other)}
+    (shown,) = write_report("domino", [EXHIBIT], [ServedRows.read(folders)], tmp_path)
+    assert {line["equal"] for line in shown.table() if line["row"] == "Domino" and line["prompts"]} == {0.0}
+
+
+def test_records_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    """Guards against other prompts, groups of several sets, and records of no server taken for a row's."""
+    plain = folder_of(tmp_path / "a", honest())
+    mixed = tuple(replace(item, dataset=f"set {number % 2}") for number, item in enumerate(ITEMS))
+    fewer = folder_of(tmp_path / "b", honest(), ITEMS[:6])
+    own = RunFolder(tmp_path / "c", {})
+    own.append([{"method": "plain", "group": {"number": 0}, "dataset": "letters"}])
+    for folders, text in (
+        ({"Domino": plain}, "plain=FOLDER"),
+        ({"plain": tmp_path / "none"}, "no records.jsonl"),
+        ({"plain": tmp_path / "c"}, "not of a server"),
+        ({"plain": folder_of(tmp_path / "d", honest(), mixed)}, "mix set"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            ServedRows.read(folders)
+    with pytest.raises(InvalidRequest, match="other prompts than plain's"):
+        ServedRows.read({"plain": plain, "Domino": fewer}).cells(EXHIBIT)
