@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, zip_longest
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from outpace.core.drafting import UNKNOWN, RetrievalPlan, Retrieved, Retriever
 from outpace.core.events import NodeOrigin, origins_of
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer, Stateless, proposed
+from outpace.core.protocols import DraftRequest, Needs, Proposer, Stateless, proposed
 from outpace.core.timing import MERGE, REBUILD, RETRIEVE
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.backend import SideStream
@@ -85,45 +86,27 @@ class SuffixRetriever(Stateless):
         return found
 
 
-class JoinedRetriever:
+class JoinedRetriever(Nested):
     """Several retrievers, two or more; slots go to a node of each in turn."""
 
     def __init__(self, retrievers: Sequence[Retriever]) -> None:
         self.retrievers = tuple(retrievers)
         self.needs = Needs(max(retriever.needs.top_k for retriever in retrievers))
 
-    def open(self, slot: int, alone: bool = False) -> tuple[Any, ...]:
-        return tuple(retriever.open(slot, alone) for retriever in self.retrievers)
+    def _each(self) -> list[tuple[str, Any]]:
+        return [(f"of_{place}", retriever) for place, retriever in enumerate(self.retrievers)]
 
-    def can_fork(self, own: bool) -> bool:
-        return all(retriever.can_fork(own) for retriever in self.retrievers)
-
-    def fork(self, state: tuple[Any, ...] | None, slot: int, length: int) -> tuple[Any, ...]:
-        each = [None] * len(self.retrievers) if state is None else state
-        return tuple(part.fork(own, slot, length) for part, own in zip(self.retrievers, each, strict=True))
-
-    def rewind(self, state: tuple[Any, ...], length: int) -> None:
-        for retriever, own in zip(self.retrievers, state, strict=True):
-            retriever.rewind(own, length)
-
-    def prefill(self, states: Sequence[tuple[Any, ...]], chunks: Sequence[PromptChunk]) -> None:
-        for retriever, own in zip(self.retrievers, zip(*states, strict=True), strict=True):
-            retriever.prefill(own, chunks)
+    def made(self, alone: bool, **states: Any) -> SimpleNamespace:
+        return SimpleNamespace(**states)
 
     def prepare(
-        self, states: Sequence[tuple[Any, ...]], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
+        self, states: Sequence[SimpleNamespace], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[Retrieved]:
-        parts = zip(self.retrievers, zip(*states, strict=True), strict=True)
-        found = [retriever.prepare(own, requests, paths) for retriever, own in parts]
+        found = [
+            retriever.prepare([getattr(state, name) for state in states], requests, paths)
+            for name, retriever in self._each()
+        ]
         return [joined(each) for each in zip(*found, strict=True)]
-
-    def observe(self, states: Sequence[tuple[Any, ...]], observations: Sequence[Observation]) -> None:
-        for retriever, own in zip(self.retrievers, zip(*states, strict=True), strict=True):
-            retriever.observe(own, observations)
-
-    def reset(self) -> None:
-        for retriever in self.retrievers:
-            retriever.reset()
 
 
 def joined(parts: Sequence[Retrieved]) -> Retrieved:

@@ -35,7 +35,7 @@ class Nested:
 
     def fork(self, state: Any, slot: int, length: int) -> Any:
         # None stands for a request of another proposer, of which the parts have no state either.
-        known = {name: None if state is None else getattr(state, name) for name in self.parts}
+        known = {name: None if state is None else getattr(state, name) for name, _ in self._each()}
         return self.made(False, **{name: part.fork(known[name], slot, length) for name, part in self._each()})
 
     def close(self, state: Any) -> None:
