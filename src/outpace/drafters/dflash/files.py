@@ -6,7 +6,7 @@ embedding on, so that its ids are larger by one. Tensor names are the same every
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ DOMINO = "DominoDraftModel"
 BLOCKS = (ARCHITECTURE, DOMINO, "DFlashSpeculator")
 OF_THE_TARGET = ("embed_tokens.weight", "lm_head.weight")
 REDUCED = ("d2t", "t2d")
+EARLY = "logit_head."  # prefix of the head's tensors in early files
 PROJECTOR_FIELDS = ("projector_type", "emb_dim", "gru_hidden_dim", "shift_label", "pure_draft_prefix_len")
 # A field of dflash_config that is not known here would change what the drafter computes.
 DFLASH_FIELDS = frozenset(
@@ -165,6 +166,19 @@ def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], nam
         )
     if complaints:
         raise ModelError(f"{name}: {'; '.join(complaints)}")
+
+
+def net_names(tensors: Mapping[str, Tensor], name: str, ours: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """Tensors by the net's names. `ours`: the net's name for a public one without the prefix `EARLY`, where they
+    differ."""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        plain = key.removeprefix(EARLY)
+        own = ours(plain) or key
+        if own in renamed:
+            raise ModelError(f"{name}: holds {plain} twice, with and without {EARLY!r}")
+        renamed[own] = tensor
+    return renamed
 
 
 def export_dflash(

@@ -19,6 +19,7 @@ from outpace.drafters.dflash.files import (
     check_block_weights,
     dflash_values,
     is_dflash,
+    net_names,
     probe_dflash,
     zlab_config,
 )
@@ -30,7 +31,6 @@ from outpace.lib.errors import ModelError
 
 PROJECTOR = "domino"
 HEAD = ("prefix_gru.", "embed_proj.")
-EARLY = "logit_head."
 
 
 def is_domino(config: Mapping[str, Any]) -> bool:
@@ -45,7 +45,7 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
     """A Domino drafter from any of its public layouts."""
     config = read_domino_config(checkpoint.config, checkpoint.name)
     tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
-    tensors = _net_names(tensors, checkpoint.name)
+    tensors = net_names(tensors, checkpoint.name, lambda key: f"head.{key}" if key.startswith(HEAD) else None)
     _explain_head(config, tensors, checkpoint.name)
     check_block_weights(config, tensors, checkpoint.name)
     return filled(lambda: DominoNet(config), tensors, checkpoint.name)
@@ -65,17 +65,6 @@ def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
     found = dflash_values(fields, PROJECTOR_FIELDS)
     found |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
     return build(DominoConfig, found, fields.where)
-
-
-def _net_names(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    renamed: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        plain = key.removeprefix(EARLY)
-        ours = f"head.{plain}" if plain.startswith(HEAD) else key
-        if ours in renamed:
-            raise ModelError(f"{name}: holds {plain} twice, with and without {EARLY!r}")
-        renamed[ours] = tensor
-    return renamed
 
 
 def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str) -> None:

@@ -19,6 +19,7 @@ from outpace.drafters.dflash.files import (
     check_architecture,
     check_block_weights,
     dflash_values,
+    net_names,
     probe_dflash,
     speculators_values,
     zlab_config,
@@ -30,7 +31,6 @@ from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
 ARCHITECTURE, DEEPSPEC, PROJECTOR = "DSparkDraftModel", "Qwen3DSparkModel", "dspark"
-EARLY = "logit_head."
 HEAD = ("markov_rank", "enable_confidence_head", "confidence_head_with_markov")
 # These change what is computed, and are checked; the rest is read by trainers alone.
 CHECKED = ("markov_head_type", "attention_mode", "projector_type")
@@ -77,7 +77,7 @@ def read_dspark(checkpoint: Checkpoint) -> DSparkNet:
     }
     config = build(DSparkConfig, values, fields.where)
     check_block_weights(config, tensors, checkpoint.name)
-    return filled(lambda: DSparkNet(config), _net_names(tensors, checkpoint.name), checkpoint.name)
+    return filled(lambda: DSparkNet(config), net_names(tensors, checkpoint.name, NAMES.get), checkpoint.name)
 
 
 def _check_kind(fields: Fields, inner: Fields) -> None:
@@ -91,16 +91,6 @@ def _check_kind(fields: Fields, inner: Fields) -> None:
         value = agreed(name, fields, inner)
         if value is not None and value not in known[name]:
             raise ModelError(f"{inner.where}: {name}={value!r}: only {' or '.join(known[name])} is supported")
-
-
-def _net_names(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    renamed: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        ours = NAMES.get(key.removeprefix(EARLY), key)
-        if ours in renamed:
-            raise ModelError(f"{name}: holds {key.removeprefix(EARLY)} twice, with and without {EARLY!r}")
-        renamed[ours] = tensor
-    return renamed
 
 
 def export_dspark(net: DSparkNet, layout: str, target: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
