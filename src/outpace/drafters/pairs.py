@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from outpace.core.drafting import BaseSource
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.fusion import FusionNet
 from outpace.drafters.net_slots import NetSlots, Rows, Windowed
@@ -37,7 +38,7 @@ _WAITING = 256  # features of a request that nothing is drafted for, which wait 
 S = TypeVar("S", bound=PairState)
 
 
-class PairSource(Windowed, ABC, Generic[S]):
+class PairSource(Windowed, BaseSource, ABC, Generic[S]):
     """A one-layer net on slots of its own that keeps up with the target's features.
 
     Args:
@@ -95,9 +96,6 @@ class PairSource(Windowed, ABC, Generic[S]):
         # The tokens of waiting features are not shown again; the next round, which sees all ids, writes these rows.
         state.is_behind = waiting > 0
         state.is_beyond = len(state.features) < waiting
-
-    def reset(self) -> None:
-        pass  # nothing outlives a request
 
     def prefill(self, states: Sequence[S], chunks: Sequence[PromptChunk]) -> None:
         for state, chunk in zip(states, chunks, strict=True):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.drafting import BaseSource, Candidates, Frontier
+from outpace.core.protocols import Needs, Observation, PromptChunk, Stateless
 from outpace.lib.errors import InvalidRequest
 
 SUCCESSORS = 8
@@ -204,9 +204,9 @@ class TransitionMatrix:
             self.pairs.copy_(pairs)
 
 
-class MatrixLearner:
+class MatrixLearner(Stateless):
     """Refreshes a matrix with the target's answers: the rows of all tokens of prompts and of verified nodes, accepted
-    or not. A request's state is the matrix that it reads and updates.
+    or not. A request's state is the matrix that it reads and updates; rows do not depend on positions.
 
     Args:
         private: every request has a matrix of its own and drops it when it ends. A request opened alone always has one,
@@ -225,12 +225,6 @@ class MatrixLearner:
     def can_fork(self, own: bool) -> bool:
         """The shared matrix has learned from the prompt already; a private one would miss it."""
         return own and not self.private
-
-    def fork(self, state: TransitionMatrix, slot: int, length: int) -> TransitionMatrix:
-        return self.open(slot)
-
-    def rewind(self, state: TransitionMatrix, length: int) -> None:
-        pass  # rows do not depend on positions
 
     def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:
         known = [
@@ -260,12 +254,9 @@ class MatrixLearner:
         self.matrix.reset()
 
 
-class TokenRecycling(MatrixLearner):
+class TokenRecycling(MatrixLearner, BaseSource):
     """Token Recycling: the matrix as a source (Luo et al. 2024, arXiv 2408.08696). Unknown rows draft token 0, as in
     the paper; such drafts are rejected."""
-
-    def begin(self, states: Sequence[TransitionMatrix], requests: Sequence[DraftRequest]) -> list[int]:
-        return [request.max_depth for request in requests]
 
     def expand(self, states: Sequence[TransitionMatrix], frontier: Frontier, width: int) -> Candidates:
         assert frontier.before is not None, "transitions are read under a static shape"
