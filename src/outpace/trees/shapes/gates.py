@@ -100,10 +100,6 @@ class Gated(Beam):
         for state in states:
             state.stage = None
 
-    def stage(self, state: GateState) -> int | None:
-        """The checkpoint, from 0, that ended the request's last draft; None if none did."""
-        return state.stage
-
     def share(self, budget: int, stage: int | None) -> int:
         """Drafted nodes that a draft keeps which ended at a stage, None for one that was not ended.
 

@@ -65,7 +65,7 @@ def test_each_gate_ends_drafting_at_its_depth(stage: int | None, depth: int, kep
     requests, source = batch([0.99] * 8 if stage is None else ENDING[stage])
     shape = Gated(GatedConfig(thresholds=THRESHOLDS))
     (tree,), (state,) = run(shape, requests, source)
-    assert shape.stage(state.of_shape) == stage
+    assert state.of_shape.stage == stage
     assert source.expands == tree.draft_passes == depth
     assert len(tree) - 1 == kept
     (dense,), _ = run(Beam(BeamConfig(depth=depth)), [draft_request([0, 0], kept, 60)], source)
@@ -79,7 +79,7 @@ def test_gates_may_prune_afterwards(stage: int, kept: int) -> None:
     requests, source = batch(ENDING[stage])
     shape = Gated(GatedConfig(thresholds=THRESHOLDS, draft_all=True))
     (tree,), (state,) = run(shape, requests, source)
-    assert shape.stage(state.of_shape) == stage
+    assert state.of_shape.stage == stage
     assert tree.draft_passes == 8
     assert len(tree) - 1 == kept
     (dense,), _ = run(Beam(BeamConfig()), [draft_request([0, 0], kept, 60)], source)
@@ -94,9 +94,9 @@ def test_a_round_forgets_the_one_before() -> None:
     state = proposer.open(0)
     for request, stage in ((requests[0], 0), (requests[1], None), (requests[0], 0)):
         proposer.propose([state], [request])
-        assert shape.stage(state.of_shape) == stage
+        assert state.of_shape.stage == stage
     (tree,) = proposer.propose([state], [draft_request([0, 0], 0, 60)])
-    assert (len(tree), shape.stage(state.of_shape)) == (1, None)
+    assert (len(tree), state.of_shape.stage) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_never_more_than_the_budget(
     requests = [draft_request([3, 1 + i], budget, 9, i, temperature=heat) for i, budget in enumerate(budgets)]
     trees, states = run(shape, requests, source)
     for owner, (tree, state, budget) in enumerate(zip(trees, states, budgets, strict=True)):
-        stage = shape.stage(state.of_shape)
+        stage = state.of_shape.stage
         assert len(tree) - 1 <= shape.share(budget, stage) <= budget
         totals: dict[Path, float] = {(): 0.0}
         for (of, path), answers in source.said.items():
