@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.neighbours import NeighbourNet
-from outpace.drafters.dflash.objective import DFlashObjective, block_outputs, right_runs
+from outpace.drafters.dflash.objective import ChainScores, DFlashObjective, block_outputs
 from outpace.drafters.training.batch import Anchors, Batch
 
 
@@ -25,10 +25,7 @@ class NeighbourObjective(DFlashObjective):
         places, is_drafted = self.vocabulary.labels(tokens)
         return self.net.head.predecessors[places] * is_drafted[:, None]
 
-    @torch.no_grad()
-    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """As `Objective.hits`; false after the first wrong draft."""
-        ids, own = anchors.followed(batch, self.depth)  # [A, D]
+    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
         hidden, before = self._drafting(batch, anchors)
 
         def scores(depth: int, chains: Tensor) -> Tensor:
@@ -39,7 +36,7 @@ class NeighbourObjective(DFlashObjective):
             moved = self.net.head.scores(base[:, ranked], after, rows)
             return torch.full_like(base, -torch.inf).index_copy(1, ranked, moved.to(base.dtype))
 
-        return right_runs(ids, own, scores)
+        return scores
 
 
 def wake(net: NeighbourNet, seed: int) -> None:

@@ -37,6 +37,8 @@ from outpace.models.frozen import FrozenTarget
 SCALINGS = ("linear", "llama3", "yarn")
 GAMMAS = ((7, 4.0), (8, 4.0), (10, 5.0), (16, 7.0))  # block sizes and their gammas (DFlash, training)
 Labels = Literal["tokens", "target-softmax"]
+ChainScores = Callable[[int, Tensor], Tensor]
+"""Gets a depth, from 1, and [R] chains, all right so far; returns [R, V]."""
 
 
 class DFlashNetSettings(Section):
@@ -137,8 +139,12 @@ class DFlashObjective(Objective):
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
         """As `Objective.hits`; false after the first wrong draft."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
+        return right_runs(ids, own, self._chain_scores(batch, anchors, ids))
+
+    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
+        """As `right_runs` takes them. Heads read the true tokens: `ids` [A, D] after the anchors."""
         hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
-        return right_runs(ids, own, lambda depth, chains: self.scores(hidden[chains, depth]))
+        return lambda depth, chains: self.scores(hidden[chains, depth])
 
     def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "SupervisedRows":
         """What the loss supervises of the blocks after anchors. `batch`: with features; for distributions the last ones
@@ -290,13 +296,13 @@ class SupervisedRows:
         return [int(blocks.sum()) for blocks in self.own.split(size)]
 
 
-def right_runs(ids: Tensor, own: Tensor, scores: Callable[[int, Tensor], Tensor]) -> Tensor:
+def right_runs(ids: Tensor, own: Tensor, scores: ChainScores) -> Tensor:
     """The right drafts of greedy chains. A chain is scored no further than its first wrong draft.
 
     Args:
         ids: [A, depth], the true tokens.
         own: [A, depth] bool, where there are any.
-        scores: gets a depth, from 1, and [R] chains, all right so far; returns [R, V].
+        scores: of what follows chains.
 
     Returns:
         [A, depth] bool: true up to the first wrong draft.

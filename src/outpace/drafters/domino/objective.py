@@ -15,12 +15,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.objective import (
+    ChainScores,
     DFlashNetSettings,
     DFlashObjective,
     DFlashObjectiveSettings,
     block_fields,
     block_outputs,
-    right_runs,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.fields import build
@@ -165,10 +165,7 @@ class DominoObjective(DFlashObjective):
             drafts.append(best if ids is None else ids[best])
         return torch.stack(drafts[1:], dim=1)
 
-    @torch.no_grad()
-    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """As `Objective.hits`; false after the first wrong draft; the head reads the true tokens."""
-        ids, own = anchors.followed(batch, self.depth)  # [A, D]
+    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
         hidden = self._drafting(block_outputs(self.net, self.target, batch, anchors), self.depth)
         states = self._states(batch.ids[anchors.rows, anchors.positions], ids)
 
@@ -180,7 +177,7 @@ class DominoObjective(DFlashObjective):
             ranked = self.vocabulary.ranked
             return base + moves if ranked is None else base.index_add(1, ranked, moves)
 
-        return right_runs(ids, own, scores)
+        return scores
 
 
 def build_domino(

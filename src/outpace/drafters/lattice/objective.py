@@ -17,13 +17,13 @@ from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.dflash.objective import (
+    ChainScores,
     DFlashNetSettings,
     DFlashObjective,
     DFlashObjectiveSettings,
     SupervisedRows,
     block_fields,
     block_outputs,
-    right_runs,
 )
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
@@ -123,10 +123,7 @@ class LatticeObjective(DFlashObjective):
         after = self.target.embed(distinct).to(dtype)[places]  # [R, C, H]
         return self.net.pair_head.scores(self.target.embed(before).to(dtype), hidden, after).float()
 
-    @torch.no_grad()
-    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """As `Objective.hits`; false after the first wrong draft; pairs are scored after the true tokens."""
-        ids, own = anchors.followed(batch, self.depth)  # [A, D]
+    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
         before = anchors.tokens_before(batch, self.depth)
         hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, D, H]
 
@@ -135,7 +132,7 @@ class LatticeObjective(DFlashObjective):
             moved, _, found = self._moved(base, hidden[chains, depth - 1], before[chains, depth - 1])
             return torch.full_like(base, -torch.inf).scatter(1, found, moved)
 
-        return right_runs(ids, own, scores)
+        return scores
 
     def _moved(self, base: Tensor, hidden: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores [R, C] of the candidates of base logits [R, V] after tokens [R], as in drafting; the logit [R] of all
