@@ -28,7 +28,7 @@ from outpace.sampling.draw import match
 from outpace.testing import decode
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
-from scripts.gpu.clock import Clock
+from scripts.gpu.clock import Clock, Work
 from scripts.gpu.sizes import Sizes, random_drafters, random_target
 
 PHASES = ("draft", "forward", "verify", "commit", "observe")
@@ -50,7 +50,6 @@ class Latency:
         self._sizes, self._device, self._dtype, self._clock, self._memory = sizes, device, dtype, clock, memory
         self._model: PreTrainedModel = random_target(sizes, device, dtype)
         self._dflash, self._domino, self._eagle = random_drafters(sizes, device, dtype)
-        self._slots: tuple[NetSlots, NetSlots] | None = None
 
     @torch.inference_mode()
     def cases(self) -> Iterator[dict[str, Any]]:
@@ -121,19 +120,15 @@ class Latency:
             DraftTree(torch.zeros(rows, dtype=torch.int64, device=self._device), Topology.chain(rows))
             for _ in target.kv.lengths
         ]
-        found: dict[str, Any] = {}
-        for name, target.captures in (("eager", False), ("graphs", True)):
-            times = self._clock.times(lambda: target.run_pass((), range(len(trees)), trees)[1], graph=False)
-            found |= {f"{name}_ms" if key == "eager_ms" else f"{name}_{key}": value for key, value in times.items()}
-        target.captures = False
-        return found
+        return self._both_ways(target, lambda: target.run_pass((), range(len(trees)), trees)[1])
 
-    def _net_pass(self, slots: NetSlots, run: NetPass, parts: list[Rows], *rows: Tensor) -> dict[str, Any]:
-        """The same of a drafter's pass."""
+    def _both_ways(self, owner: TransformersTarget | NetSlots, work: Work) -> dict[str, Any]:
+        """Work that its owner captures, or does not."""
         found: dict[str, Any] = {}
-        for name, slots.captures in (("eager", False), ("graphs", True)):
-            times = self._clock.times(lambda: run(parts, *rows), graph=False)
+        for name, owner.captures in (("eager", False), ("graphs", True)):
+            times = self._clock.times(work, graph=False)
             found |= {f"{name}_ms" if key == "eager_ms" else f"{name}_{key}": value for key, value in times.items()}
+        owner.captures = False
         return found
 
     def _pass(self, target: TransformersTarget, rows: int) -> Any:
@@ -193,7 +188,7 @@ class Latency:
         return {
             "context": self._clock.times(lambda: list(net.context(net.fuse(kept), at))),
             "block": self._clock.times(lambda: net.block(rows, positions, attend)),
-            "block_in_the_engine": self._net_pass(slots, captured, parts, rows),
+            "block_in_the_engine": self._both_ways(slots, lambda: captured(parts, rows)),
             "lm_head": self._clock.times(lambda: target.head.scores(outputs[batch:])),
         }
 
@@ -234,7 +229,7 @@ class Latency:
         captured = NetPass(slots, lambda where, attend, *rows: net(*rows, where, attend))
         return {
             "level": self._clock.times(lambda: net(embeddings, states, positions, attend)),
-            "level_in_the_engine": self._net_pass(slots, captured, parts, embeddings, states),
+            "level_in_the_engine": self._both_ways(slots, lambda: captured(parts, embeddings, states)),
             "level_head": self._clock.times(lambda: head(states).float().log_softmax(-1).topk(breadth)),
             "levels": sizes.eagle_depth,
         }
