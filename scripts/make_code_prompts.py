@@ -204,22 +204,18 @@ def worded(kind: str, function: Function, key: str) -> str:
     if asserts and "{asserts}" not in asked and "{tests}" not in asked and kind == "implement":
         asked += "{tests}"
     command, does, rest = words or ("", "", "")
-    return (
-        asked.format(
-            code=code,
-            fenced=f"```python\n{code}\n```",
-            name=function.name,
-            noun="class" if function.opening else "function",
-            signature=function.signature,
-            order=command,
-            does=does,
-            rest=rest,
-            asserts=asserts,
-            tests=tests,
-        )
-        .replace("\n```", "\n```")
-        .strip()
-    )
+    return asked.format(
+        code=code,
+        fenced=f"```python\n{code}\n```",
+        name=function.name,
+        noun="class" if function.opening else "function",
+        signature=function.signature,
+        order=command,
+        does=does,
+        rest=rest,
+        asserts=asserts,
+        tests=tests,
+    ).strip()
 
 
 def to_complete(function: Function, words: Any, key: str) -> str | None:
