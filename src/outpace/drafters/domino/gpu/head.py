@@ -126,10 +126,7 @@ def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
 def by_torch(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
     """The same function in torch's operations: the reference of the kernels."""
     _, _, _, base, keys, temperatures = rows
-    states, low = causal_state(weights, rows)
-    scores = base.float()
-    if low is not None:
-        scores = scores + nn.functional.linear(low, weights.vocabulary).float()
+    states, scores = causal_logits(weights, rows)
     ids = torch.arange(base.shape[1], device=base.device) if weights.ids is None else weights.ids
     noise = gumbel([(first, second) for first, second in keys.tolist()], ids)
     warm = (temperatures > 0)[:, None]
@@ -138,17 +135,18 @@ def by_torch(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
     return HeadStep(states, None, log_probs, columns)
 
 
-def causal_state(weights: HeadWeights, rows: StepRows) -> tuple[Tensor, Tensor | None]:
-    """New states [F, G] and the low-rank rows [F, r] that correct base logits, None where nothing does."""
-    before, gates, of_hidden = rows[:3]
+def causal_logits(weights: HeadWeights, rows: StepRows) -> tuple[Tensor, Tensor]:
+    """New states [F, G] and float32 logits [F, K], the base logits where nothing corrects them."""
+    before, gates, of_hidden, base = rows[:4]
     reset, update, new = gates.float().chunk(3, dim=-1)
     old = nn.functional.linear(before.to(weights.of_state), weights.of_state).float().chunk(3, dim=-1)
     candidate = torch.tanh(new + torch.sigmoid(reset + old[0]) * old[2])
     states = torch.lerp(candidate, before, torch.sigmoid(update + old[1]))
     if of_hidden is None:
-        return states, None
+        return states, base.float()
     summed = of_hidden.float() + nn.functional.linear(states.to(weights.of_causal), weights.of_causal).float()
-    return states, nn.functional.silu(summed).to(weights.vocabulary)
+    low = nn.functional.silu(summed).to(weights.vocabulary)  # [F, r]
+    return states, base.float() + nn.functional.linear(low, weights.vocabulary).float()
 
 
 @torch.inference_mode()
@@ -189,11 +187,7 @@ class TritonHead:
         asked = StepRows(_gathered(rows.before), gates, of_hidden, base, *(each.to(base.device) for each in noise))
         if best is not None:
             return step(weights, asked, best)
-        states, low = causal_state(weights, asked)
-        logits = base.float()
-        if low is not None:
-            logits = logits + nn.functional.linear(low, weights.vocabulary).float()
-        return HeadStep(states, logits, None, None)
+        return HeadStep(*causal_logits(weights, asked), None, None)
 
 
 def triton_head(head: DominoHead, ids: Tensor | None) -> TritonHead | None:
