@@ -25,7 +25,7 @@ from transformers import get_cosine_schedule_with_warmup, get_wsd_schedule
 from outpace.drafters.training.batch import Batch, all_anchors, sample_seed
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
-from outpace.lib.errors import ModelError
+from outpace.lib.errors import ModelError, first_line
 from outpace.train.data import Deal, Examples, TrainingData, collate_examples
 from outpace.train.records import RunLog, States, read_counters, replace_folder, scalars
 
@@ -350,9 +350,8 @@ class Trainer:
             try:
                 self._accelerator.load_state(str(state))
             except Exception as error:
-                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 raise ModelError(
-                    f"{state}: cannot be read ({reason}); delete it to resume from the one before"
+                    f"{state}: cannot be read ({first_line(error)}); delete it to resume from the one before"
                 ) from error
             self._step, self._stale = counters["step"], counters["stale"]
             self._best, self._figure = counters["best"], counters["figure"]
