@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
+from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Stream
 from outpace.drafters.best import best_ids
 from outpace.sampling.scores import Best, Pool
@@ -59,13 +60,22 @@ class Depthwise:
         return Guesses(self.logits[self.depth].expand(count, -1))
 
 
-def depthwise_candidates(
-    drafts: Sequence[Depthwise | None], frontier: Frontier, width: int, noise: bool = True
-) -> Candidates:
-    """Candidates of one level of all requests' trees, whose drafts were made at its first level."""
-    best = expand_depthwise([draft for draft in drafts if draft is not None], frontier, width, noise)
-    is_first = frontier.parents[0] < 0
-    return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+class DepthwiseSource(BaseSource):
+    """A source that guesses when a round begins; its states keep their guesses as `draft`."""
+
+    _noise: bool
+
+    def _guess(self, states: Sequence[Any]) -> None:
+        """Make the guesses of all requests, in one pass."""
+        raise NotImplementedError
+
+    def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
+        members = [states[owner] for owner in frontier.groups()]
+        is_first = frontier.parents[0] < 0
+        if is_first:
+            self._guess(members)
+        best = expand_depthwise([state.draft for state in members], frontier, width, self._noise)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
 
 
 def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True) -> Best:

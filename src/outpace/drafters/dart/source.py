@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.ngrams import Continuity, ContinuousDraft
-from outpace.drafters.depthwise import Depthwise, depthwise_candidates
+from outpace.drafters.depthwise import Depthwise, DepthwiseSource
 from outpace.drafters.net_slots import Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of
@@ -24,7 +23,7 @@ class DartState(PairState):
     draft: Depthwise | None = None
 
 
-class DartSource(PairSource[DartState]):
+class DartSource(DepthwiseSource, PairSource[DartState]):
     """A DART net on slots of its own.
 
     A round writes the pairs that are new, as EAGLE-3 does, and behind them `draft_length` mask rows, which are
@@ -57,13 +56,10 @@ class DartSource(PairSource[DartState]):
     def _new_state(self, slot: int) -> DartState:
         return DartState(slot, features=self._no_features())
 
-    def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:
-        members = [states[owner] for owner in frontier.groups()]
-        if frontier.parents[0] < 0:
-            logits = self._logits(self._run(members, self._unwritten(members), self._masks))  # [R * D, V]
-            for state, own in zip(members, logits.unflatten(0, (len(members), -1)), strict=True):
-                state.draft = self._draft(state.asked, own)
-        return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
+    def _guess(self, states: Sequence[DartState]) -> None:
+        logits = self._logits(self._run(states, self._unwritten(states), self._masks))  # [R * D, V]
+        for state, own in zip(states, logits.unflatten(0, (len(states), -1)), strict=True):
+            state.draft = self._draft(state.asked, own)
 
     def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
         if self._continuity is None:

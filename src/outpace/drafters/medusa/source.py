@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD
-from outpace.drafters.depthwise import Depthwise, depthwise_candidates
+from outpace.drafters.depthwise import Depthwise, DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
 from outpace.models.head import LmHead, SubsetHead
@@ -25,7 +24,7 @@ class MedusaState:
     draft: Depthwise | None = None
 
 
-class MedusaSource(BaseSource):
+class MedusaSource(DepthwiseSource):
     """Medusa heads; the only state is one row of the target's.
 
     At position t, where the target's own head chooses token t + 1, head k (from 0) guesses token t + k + 2. Token
@@ -78,12 +77,6 @@ class MedusaSource(BaseSource):
             state.request, state.draft = request, None
             limits.append(0 if state.hidden is None else min(request.max_depth, self.net.config.heads))
         return limits
-
-    def expand(self, states: Sequence[MedusaState], frontier: Frontier, width: int) -> Candidates:
-        members = [states[owner] for owner in frontier.groups()]
-        if frontier.parents[0] < 0:
-            self._guess(members)
-        return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
 
     @LM_HEAD
     @torch.inference_mode()

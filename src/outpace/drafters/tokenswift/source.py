@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
-from outpace.drafters.depthwise import Depthwise, depthwise_candidates
+from outpace.drafters.depthwise import Depthwise, DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.self_draft.selectors import Tokens
@@ -23,7 +22,7 @@ class TokenSwiftState(SelfState):
     draft: Depthwise | None = None
 
 
-class TokenSwift(SelfDraft):
+class TokenSwift(DepthwiseSource, SelfDraft):
     """One pass of the pending token through a view of the target's rows. The target's LM head guesses the next token,
     and Medusa heads on the same state the ones after it; candidates of a depth are the same below every node.
 
@@ -58,12 +57,6 @@ class TokenSwift(SelfDraft):
                 state.prompt = 0
         limits = super().begin(states, requests)
         return [min(limit, 1 + self._heads.net.config.heads) for limit in limits]
-
-    def expand(self, states: Sequence[TokenSwiftState], frontier: Frontier, width: int) -> Candidates:
-        members = [states[owner] for owner in frontier.groups()]
-        if frontier.parents[0] < 0:
-            self._guess(members)
-        return depthwise_candidates([state.draft for state in members], frontier, width, self._noise)
 
     @torch.inference_mode()
     def _guess(self, states: Sequence[TokenSwiftState]) -> None:
