@@ -11,16 +11,16 @@ from outpace.core.timing import LM_HEAD
 from outpace.drafters.depthwise import Depthwise, DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
+from outpace.drafters.scratch import SlotState
 from outpace.models.head import LmHead, SubsetHead
 
 
 @dataclass(eq=False)
-class MedusaState:
+class MedusaState(SlotState):
     """One request in a set of Medusa heads. `hidden`: [1, H] the state from which the target chose the pending token;
     None if it is not known."""
 
     hidden: Tensor | None = None
-    request: DraftRequest | None = None
     draft: Depthwise | None = None
 
 
@@ -52,7 +52,7 @@ class MedusaSource(DepthwiseSource):
             self._scorers = [head_of(weight, ids, vocabulary, size) for weight in net.vocabulary_layers()]
 
     def open(self, slot: int, alone: bool = False) -> MedusaState:
-        return MedusaState()
+        return MedusaState(slot)
 
     def can_fork(self, own: bool) -> bool:
         return True  # at least one prompt id is left to be written, and brings the only row that counts
@@ -84,8 +84,7 @@ class MedusaSource(DepthwiseSource):
         """One pass of all heads over the last rows of all requests."""
         rows = torch.cat([state.hidden for state in states if state.hidden is not None])  # [R, H]
         for state, own in zip(states, self.scores(rows), strict=True):
-            assert state.request is not None, "begin() comes before expand()"
-            state.draft = Depthwise(state.request, own)
+            state.draft = Depthwise(state.asked, own)
 
     def scores(self, states: Tensor) -> Tensor:
         """[R, D, V] float32 logits of all heads, in the target's ids, from the target's hidden states [R, H]."""
