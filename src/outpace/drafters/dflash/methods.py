@@ -1,9 +1,9 @@
 """Methods of DFlash: its block, and Graft on it."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import BuildContext
+from outpace.drafters.build_context import BuildContext, Drafted
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.source import block_source
@@ -11,11 +11,23 @@ from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
+from outpace.models.head import LmHead, SubsetHead
 from outpace.trees.proposer import GrowingProposer
 
+N = TypeVar("N", bound=DFlashNet)
 GRAFTED: dict[str, Any] = {"shape": "cut", "retrieve": "matrix", "place": "tail"}
 """Graft on a block drafter (its appendix F): a chain that is cut where the draft is uncertain, and retrieval after it.
 As there, it takes no more rows than the block: its default budget is what the block drafts, on every device."""
+
+
+def trained_block(
+    options: ModelOptions, context: BuildContext, net_class: type[N], method: str
+) -> tuple[N, Drafted, LmHead | SubsetHead]:
+    """A block drafter, its target, and the head over the ids that it drafts. `method`: its name and its kind's."""
+    net, target = context.trained(net_class, method, method)
+    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
+    vocabulary = context.ranked_vocabulary(options.vocabulary)
+    return net, target, target.head if vocabulary is None else target.head.restricted(vocabulary)
 
 
 def block_proposer(
@@ -35,10 +47,7 @@ def block_proposer(
 
 
 def _dflash(options: ModelOptions, context: BuildContext) -> Proposer:
-    net, target = context.trained(DFlashNet, "dflash", "dflash")
-    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
-    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    net, target, head = trained_block(options, context, DFlashNet, "dflash")
     source = block_source(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
     return block_proposer(options, context, source, "dflash")
 

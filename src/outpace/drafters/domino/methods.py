@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.dflash.methods import GRAFTED, block_proposer
+from outpace.drafters.dflash.methods import GRAFTED, block_proposer, trained_block
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.domino.source import DominoSource
@@ -54,11 +54,8 @@ def domino_proposer(
     options: DominoOptions, context: BuildContext, net_class: type[DominoNet] = DominoNet, method: str = "domino"
 ) -> Proposer:
     """The proposer of a Domino drafter. `method`: its name, which is also the name of the drafter's kind."""
-    net, target = context.trained(net_class, method, method)
-    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
-    pool = pool_size(options.pool, context, vocabulary)
-    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    net, target, head = trained_block(options, context, net_class, method)
+    pool = pool_size(options.pool, context, head.ids)
     shared = (net, target.embedding, head, target.max_length, target.max_slots, options.noise)
     if options.head:
         source: BlockSource = DominoSource(

@@ -2,7 +2,7 @@
 
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.dflash.methods import block_proposer
+from outpace.drafters.dflash.methods import block_proposer, trained_block
 from outpace.drafters.domino.methods import PoolSize, pool_size
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.dspark.source import DSparkSource
@@ -17,11 +17,8 @@ class DSparkOptions(ModelOptions):
 
 
 def _dspark(options: DSparkOptions, context: BuildContext) -> Proposer:
-    net, target = context.trained(DSparkNet, "dspark", "dspark")
-    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
-    pool = pool_size(options.pool, context, vocabulary)
-    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    net, target, head = trained_block(options, context, DSparkNet, "dspark")
+    pool = pool_size(options.pool, context, head.ids)
     sizes = target.max_length, target.max_slots
     source = DSparkSource(net, target.embedding, head, *sizes, noise=options.noise, pool=pool)
     return block_proposer(options, context, source, "dspark")

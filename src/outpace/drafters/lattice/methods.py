@@ -8,7 +8,7 @@ from pydantic import Field
 from outpace.core.protocols import DraftRequest, Proposer
 from outpace.core.tree import DraftTree
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.dflash.methods import block_proposer
+from outpace.drafters.dflash.methods import block_proposer, trained_block
 from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.lattice.source import LatticeSource
 from outpace.drafters.method import Method
@@ -42,10 +42,7 @@ class LatticeProposer(GrowingProposer):
 
 
 def _lattice(options: LatticeOptions, context: BuildContext) -> Proposer:
-    net, target = context.trained(LatticeNet, "lattice", "lattice")
-    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
-    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    net, target, head = trained_block(options, context, LatticeNet, "lattice")
     source = LatticeSource(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
     grower = LatticeProposer if options.shape == BEST else GrowingProposer
     return block_proposer(options, context, source, "lattice", grower)
