@@ -95,8 +95,3 @@ def _drafting(method: str, draft: str | None, architecture: str | None, threads:
     model = ["--spec-draft-model", draft, "--spec-draft-threads", threads]
     kind = architecture if architecture in TRAINED else "simple"
     return ["--spec-type", f"draft-{kind}", "--spec-draft-n-max", method.removeprefix("draft-"), *model]
-
-
-def load(settings: dict[str, Any]) -> Contender:
-    """See `serve`."""
-    return Contender(settings)

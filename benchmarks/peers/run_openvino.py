@@ -68,8 +68,3 @@ class Contender:
             config.num_assistant_tokens, config.max_ngram_size = DRAFTED, NGRAM
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         self._pipelines[method].generate(ids, config, _Streamer(clock))
-
-
-def load(settings: dict[str, Any]) -> Contender:
-    """See `serve`."""
-    return Contender(settings)

@@ -37,8 +37,3 @@ class Contender:
         with self._model.stream(prompt, max_new_tokens=max_new_tokens, method=chosen) as stream:
             for event in stream:
                 clock.put(event.tokens)
-
-
-def load(settings: dict[str, Any]) -> Contender:
-    """See `serve`."""
-    return Contender(settings)

@@ -72,8 +72,3 @@ class Contender:
             streamer=_Streamer(clock),
             **options[method],
         )
-
-
-def load(settings: dict[str, Any]) -> Contender:
-    """See `serve`."""
-    return Contender(settings)

@@ -58,8 +58,3 @@ class Contender:
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 clock.put(list(output.outputs[0].token_ids))
-
-
-def load(settings: dict[str, Any]) -> Contender:
-    """See `serve`."""
-    return Contender(settings)

@@ -1,8 +1,8 @@
 """The process of one contender: reads prompts as JSON lines from standard input, answers on standard output.
 
 It runs in the contender's own environment, so it imports nothing but the standard library: `python -P serve.py RUNNER
-SETTINGS`, where RUNNER is a file beside this one and SETTINGS are JSON. A runner has `load(settings)`, which returns an
-object with
+SETTINGS`, where RUNNER is a file beside this one and SETTINGS are JSON. A runner has a class `Contender`, made of the
+settings, with
 
     facts                                       what records say of it: "versions", "threads", a "note"
     generate(method, prompt, max_new_tokens, clock)   decodes greedily and shows the clock ids as they arrive; it may
@@ -70,7 +70,7 @@ def main() -> None:
     assert spec.loader is not None
     runner = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(runner)
-    contender = runner.load(settings)
+    contender = runner.Contender(settings)
     print(json.dumps(contender.facts), file=out, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

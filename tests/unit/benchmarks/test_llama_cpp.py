@@ -71,7 +71,7 @@ def _settings(method: str, **changes: Any) -> dict[str, Any]:
 def test_answers_carry_the_servers_own_times_and_passes(server: Path) -> None:
     """Guards against HTTP in the server's times, a prefix that is kept from prompt to prompt, sampling, and accepted
     tokens that count as passes."""
-    contender = run_llama_cpp.load(_settings("draft-3"))
+    contender = run_llama_cpp.Contender(_settings("draft-3"))
     for prompt, passes in (([1, 4], 3), ([3, 4], 6)):
         clock = Clock([2], 20)
         measured = contender.generate("draft-3", prompt, 20, clock)
@@ -89,7 +89,7 @@ def test_answers_carry_the_servers_own_times_and_passes(server: Path) -> None:
 def test_a_stream_is_timed_as_it_arrives(server: Path) -> None:
     """Guards against a recording whose tokens all have the time of the last one, and one that counts the last event,
     which has no tokens."""
-    contender = run_llama_cpp.load(_settings("plain", streamed=True))
+    contender = run_llama_cpp.Contender(_settings("plain", streamed=True))
     clock = Clock([99], 20)
     assert contender.generate("plain", [1, 4], 20, clock) is None
     answer = clock.answer()

@@ -27,9 +27,14 @@ from time import sleep
 class Contender:
     facts = {"versions": {"pretence": "1.0"}, "threads": 1, "note": ""}
 
+    def __init__(self, settings):
+        if settings["model"] == "broken":
+            raise RuntimeError("no such model\\nin this folder")
+        self._log = settings["model"]
+
     def generate(self, method, prompt, max_new_tokens, clock):
         print("noise that is no answer")
-        with open(LOG, "a") as log:
+        with open(self._log, "a") as log:
             log.write(f"{method} {len(prompt)}\\n")
         if method == "dies" and len(prompt) > 3:
             raise RuntimeError("the weights are gone")
@@ -40,13 +45,6 @@ class Contender:
         for piece in pieces:
             clock.put(piece)
             sleep(0.002)
-
-def load(settings):
-    if settings["model"] == "broken":
-        raise RuntimeError("no such model\\nin this folder")
-    global LOG
-    LOG = settings["model"]
-    return Contender()
 """
 METHODS = ("plain", "drafts", "strays", "dies")
 BASELINE = "outpace/bfloat16/plain"
