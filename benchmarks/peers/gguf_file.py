@@ -19,19 +19,13 @@ from outpace.lib.errors import InvalidRequest
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 """By `model_type`: what this file writes."""
 FORMATS = {
-    "BF16": GGMLQuantizationType.BF16,
-    "F32": GGMLQuantizationType.F32,
-    "F16": GGMLQuantizationType.F16,
-    "Q8_0": GGMLQuantizationType.Q8_0,
-    "Q4_1": GGMLQuantizationType.Q4_1,
+    "BF16": (GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "F32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "F16": (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "Q8_0": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "Q4_1": (GGMLQuantizationType.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
 }
-_FILE_TYPES = {
-    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
-}
+"""What matrices are stored in, and what the file says of itself."""
 _BLOCKED, _BLOCK = ("Q8_0", "Q4_1"), 32
 
 
@@ -57,7 +51,7 @@ def write_gguf(
         raise InvalidRequest(f"model_type={config.model_type!r}: no GGUF can be made of it; of {known} it can")
     architecture = ARCHITECTURES[config.model_type]
     writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_file_type(_FILE_TYPES[precision])
+    writer.add_file_type(FORMATS[precision][1])
     _add_sizes(writer, config)
     _add_vocabulary(writer, json.loads(tokenizer.read_text(encoding="utf-8")), config.vocab_size, eos)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -87,7 +81,7 @@ def _in_order(name: str, weight: Tensor, config: Any) -> Tensor:
 
 
 def _add_tensor(writer: GGUFWriter, name: str, weight: Tensor, precision: str) -> None:
-    kind = FORMATS[precision] if weight.ndim == 2 else GGMLQuantizationType.F32
+    kind = FORMATS[precision][0] if weight.ndim == 2 else GGMLQuantizationType.F32
     if precision == "F16" and not torch.equal(weight.to(torch.float16).to(weight.dtype), weight):
         raise InvalidRequest(f"precision='F16': it would change {name}; use BF16 or F32")
     if precision in _BLOCKED and weight.ndim == 2 and weight.shape[1] % _BLOCK:
