@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -68,9 +67,7 @@ class RunnerProcess:
     def __enter__(self) -> "RunnerProcess":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def ask(self, method: str, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
