@@ -18,8 +18,7 @@ from rich.status import Status
 from rich.text import Text
 
 from outpace.cli.from_settings import SettingsOptions, completion, option, options
-from outpace.core.params import SamplingParams
-from outpace.core.settings import LoadSettings
+from outpace.core.settings import LoadSettings, settings_of
 from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import read_ahead, without_collection
@@ -33,20 +32,8 @@ if TYPE_CHECKING:
 # Names of files and errors have brackets, which are no markup.
 console, notes = Console(markup=False), Console(stderr=True, markup=False)
 
-LOADING = (
-    "model",
-    "method",
-    "drafter",
-    "budget",
-    "speculative_config",
-    "dtype",
-    "quantize",
-    "kv_cache_dtype",
-    "device",
-    "max_model_len",
-    "kv_cache_memory_bytes",
-    "exact",
-)
+SERVING = ("max_num_seqs", "prompt_slowdown", "enable_prefix_caching")
+LOADING = tuple(name for name in settings_of(LoadSettings) if name not in (*SERVING, "profile", "progress"))
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
 SECONDS_BETWEEN_LINES = 60  # of progress in a log file
 PENALTIES = ("repetition_penalty", "penalty_window", "presence_penalty", "frequency_penalty", "ignore_eos")
@@ -68,10 +55,6 @@ def methods_option(text: str) -> Any:
     return typer.Option(metavar="NAME", autocompletion=completion("methods"), help=text)
 
 
-Temperature = Annotated[float, option(SamplingParams, "temperature")]
-TopK = Annotated[int, option(SamplingParams, "top_k")]
-TopP = Annotated[float, option(SamplingParams, "top_p")]
-MinP = Annotated[float, option(SamplingParams, "min_p")]
 Dtype = Annotated[str, option(LoadSettings, "dtype")]
 Device = Annotated[str, option(LoadSettings, "device")]
 MaxModelLen = Annotated[int | None, option(LoadSettings, "max_model_len")]

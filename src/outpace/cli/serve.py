@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from outpace.cli.from_settings import from_settings, options
-from outpace.cli.options import LOADING, is_given, load, notes, quieten_transformers, refuse_options
+from outpace.cli.options import LOADING, SERVING, is_given, load, notes, quieten_transformers, refuse_options
 from outpace.core.settings import LoadSettings, settings_of
 from outpace.lib.errors import InvalidRequest
 from outpace.serve.settings import LOOPBACK, ServeSettings
@@ -21,7 +21,7 @@ LIMITS = ("max_queue", "timeout", "send_timeout", "max_body", "max_methods", "dr
 
 
 @from_settings(
-    loading=options(LoadSettings, *LOADING, "max_num_seqs", "prompt_slowdown", "enable_prefix_caching"),
+    loading=options(LoadSettings, *LOADING, *SERVING),
     settings=options(ServeSettings, "names", "host", "port", "api_keys", *LIMITS),
     nodes=replace(options(Nodes, *settings_of(Nodes)), panel="With --engine vllm"),
 )
