@@ -24,7 +24,7 @@ from outpace.cli.options import (
     loading_options,
     methods_option,
     model_of,
-    notes,
+    note,
     progress_bar,
     refuse_options,
 )
@@ -196,9 +196,9 @@ def _bench_endpoint(
         endpoint_table(summary, title).show()
         retries = sum(row["retries"] for row in summary)
         if retries:
-            _note(f"the server was busy {retries} times; these waits are part of the TTFT")
+            note(f"the server was busy {retries} times; these waits are part of the TTFT")
         if any("pieces" in row["counted_by"] for row in summary):
-            _note("the server counts no tokens in streams: pieces of text are counted instead")
+            note("the server counts no tokens in streams: pieces of text are counted instead")
     _finish({"levels": summary}, out)
 
 
@@ -230,7 +230,7 @@ def collect(
     folder = None if out is None else RunFolder(out, run.settings)
     records = [] if folder is None else folder.read(run.group_sizes)
     if records:
-        _note(f"{out}: {len(records)} records are there already, of {sum(run.group_sizes)}")
+        note(f"{out}: {len(records)} records are there already, of {sum(run.group_sizes)}")
     last = monotonic()
     for group in run.groups(records, advance):
         if folder is not None:
@@ -238,9 +238,5 @@ def collect(
         records += group
         if monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = monotonic()
-            _note(f"{len({record['index'] for record in records})}/{prompts} prompts: {report(records)}")
+            note(f"{len({record['index'] for record in records})}/{prompts} prompts: {report(records)}")
     return records
-
-
-def _note(text: str) -> None:
-    notes.print(text, highlight=False, soft_wrap=True)

@@ -174,6 +174,11 @@ def speed_of(result: "Sample", *more: str) -> str:
     return ", ".join([figures, *more, f"ended by {result.finish_reason}"])
 
 
+def note(text: str) -> None:
+    """Print a line on standard error."""
+    notes.print(text, highlight=False, soft_wrap=True)
+
+
 def aside(text: str) -> None:
     """Print a dim line on standard error."""
     notes.print(text, style="dim", highlight=False, soft_wrap=True)

@@ -23,7 +23,7 @@ from outpace.cli.options import (
     Prompts,
     Target,
     load,
-    notes,
+    note,
     progress_bar,
     quieten_transformers,
 )
@@ -115,20 +115,16 @@ def train_command(method: str, title: str) -> Callable[..., None]:
         if dry_run:
             from outpace.train.plan import plan
 
-            _note("timing the target and a few passes, which takes a minute")
+            note("timing the target and a few passes, which takes a minute")
             print(json.dumps(plan(job), indent=1))
             return
         from outpace.train.run import train
 
         with ExitStack() as bars:
-            print(json.dumps(train(job, Shown(bars).step, progress_bar, _note)))
+            print(json.dumps(train(job, Shown(bars).step, progress_bar, note)))
 
     run.__doc__ = title
     return run
-
-
-def _note(line: str) -> None:
-    notes.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class Shown:
@@ -140,12 +136,12 @@ class Shown:
 
     def step(self, shown: Mapping[str, Any]) -> None:
         if "stored" in shown:
-            _note(f"stopped after step {shown['step']}/{shown['steps']}; the same command goes on from there")
+            note(f"stopped after step {shown['step']}/{shown['steps']}; the same command goes on from there")
             return
         if "held_out" in shown:
             measured = shown["held_out"]
             positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])
-            _note(
+            note(
                 f"step {shown['step']}/{shown['steps']}: {measured['tokens_per_step']:.3f} tokens per step on held-out "
                 f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position: {positions}"
             )
@@ -176,7 +172,7 @@ def capture(
 
     chosen, where = settings_of(method, config, settings or ()), path_of(out)
     job = Run(method, target, tuple(prompts), answers, out=where, device=device, dtype=dtype, settings=chosen)
-    print(json.dumps({"out": str(job.out), **capture_features(job, stored, _note, progress_bar)}))
+    print(json.dumps({"out": str(job.out), **capture_features(job, stored, note, progress_bar)}))
 
 
 @train_app.command(cls=Command)
@@ -303,7 +299,7 @@ def regenerate(
             advance()
     seconds = perf_counter() - started
     for name, reason in answerer.cut.items():
-        _note(f"cut {name}: {reason}")
+        note(f"cut {name}: {reason}")
     record = {"out": out, "answered": made, "before": before, "cut": len(answerer.cut), "encoded": answerer.encoded}
     print(json.dumps(record | {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}))
 
