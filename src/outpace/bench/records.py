@@ -1,7 +1,6 @@
 """What is recorded: the counts of a prompt's turns, and the times of the group it was decoded in."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.timing import DRAFT_PARTS
+from outpace.data.answers import write_whole
 from outpace.lib.errors import InvalidRequest
 
 COUNTS = (
@@ -124,7 +124,7 @@ class RunFolder:
             raise InvalidRequest(f"out={str(folder)!r}: its records do not say their settings; choose a new folder")
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(folder / SETTINGS, json.dumps(wanted, indent=1))
+            write_whole(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
 
     def read(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
         """Records of the groups that are there whole; what a kill left of another one is cut off. `sizes`: records of
@@ -135,7 +135,7 @@ class RunFolder:
         whole = max((end for end in accumulate(sizes) if end <= len(lines)), default=0)
         kept = "".join(line + "\n" for line in lines[:whole])
         if kept != text:
-            _write_whole(path, kept)
+            write_whole(path, kept.encode())
         return [_object_of(path, line) for line in lines[:whole]]
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -163,10 +163,3 @@ def _text_of(path: Path) -> str:
 
 def _unreadable(path: Path, reason: object) -> InvalidRequest:
     return InvalidRequest(f"{path}: cannot be read: {reason}; choose a new folder")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole, or as it was."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
