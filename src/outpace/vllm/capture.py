@@ -9,7 +9,7 @@ An exception here only loses features: it is kept in `fault` for the proposer, a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import pairwise
 from time import perf_counter
@@ -62,7 +62,7 @@ class Capture:
         self._needs, self._layers = needs, layers
         self._aux = tuple(sorted({tap for tap in needs.taps if tap < layers}))
         self.fault: Exception | None = None
-        self._last: dict[str, Any] | None = None
+        self._last: TargetPass | None = None
         self._compute: Callable[[Tensor], Tensor | None] | None = None
 
     def install(self, target: Any) -> None:
@@ -96,9 +96,7 @@ class Capture:
     def take(self) -> TargetPass | None:
         """The last pass, once; None where there was none that could be read."""
         last, self._last = self._last, None
-        if last is None or self.fault is not None:
-            return None
-        return TargetPass(**last)
+        return None if self.fault is not None else last
 
     @torch.inference_mode()
     def best_ids(self, hidden: Tensor) -> Tensor:
@@ -126,15 +124,15 @@ class Capture:
             starts, lengths = rows
             count = starts[-1]
             sizes = [end - start for start, end in pairwise(starts)]
-            self._last = {
-                "starts": starts,
-                "positions": [length - size for length, size in zip(lengths, sizes, strict=True)],
-                "tokens": input_ids[:count].tolist(),
-                "hidden": hidden[:count],
-                "features": self._features(hidden[:count], aux, count),
-                "top_ids": None,
-                "began": began,
-            }
+            self._last = TargetPass(
+                starts,
+                positions=[length - size for length, size in zip(lengths, sizes, strict=True)],
+                tokens=input_ids[:count].tolist(),
+                hidden=hidden[:count],
+                features=self._features(hidden[:count], aux, count),
+                top_ids=None,
+                began=began,
+            )
         except Exception as error:
             self.fault = error
 
@@ -148,10 +146,10 @@ class Capture:
 
     def _note_best(self, logits: Tensor | None) -> None:
         """Keep the best ids of the pass's own logits: later calls of a step are for log-probabilities of prompts."""
-        if not self._needs.top_k or self._last is None or self._last["top_ids"] is not None or logits is None:
+        if not self._needs.top_k or self._last is None or self._last.top_ids is not None or logits is None:
             return
         try:
-            self._last["top_ids"] = self._best(logits)
+            self._last = replace(self._last, top_ids=self._best(logits))
         except Exception as error:
             self.fault = error
 
