@@ -15,7 +15,6 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -158,9 +157,9 @@ class Averages:
     def learn(self, key: int, value: float) -> None:
         self.known[key] = averaged(self.known.get(key), value, self._kept)
 
-    def nearest(self, key: int, default: float = 0.0) -> float:
-        """The average of the nearest key that was seen; the default before any was."""
-        return self.known[min(self.known, key=lambda seen: abs(seen - key))] if self.known else default
+    def nearest(self, key: int) -> float:
+        """The average of the nearest key that was seen; 0 before any was."""
+        return self.known[min(self.known, key=lambda seen: abs(seen - key))] if self.known else 0.0
 
     def least(self, count: int) -> float:
         """What so many requests take at least, by the nearest number that was seen: a share of it if they are fewer."""
@@ -209,10 +208,8 @@ class PassCosts:
         if self._file is not None:
             with suppress(OSError):  # a cache that cannot be written: the next process measures again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.write_text(json.dumps(self._stored()), encoding="utf-8")
-
-    def _stored(self) -> dict[str, Any]:
-        return {"rows": ROWS, "ms": self._measured, "context_ms": self._context_ms}
+                stored = {"rows": ROWS, "ms": self._measured, "context_ms": self._context_ms}
+                self._file.write_text(json.dumps(stored), encoding="utf-8")
 
     def learn(self, requests: int, rows: int, context: int, ms: float) -> None:
         """Learn from a round."""
