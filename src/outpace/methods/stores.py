@@ -104,15 +104,15 @@ class DrafterStore:
             return method
         return str(found) if isinstance(method, str) else found
 
-    def check_kind(self, wanted: str | None, method: str, other: str) -> None:
+    def check_kind(self, spec: MethodSpec) -> None:
         """Refuse a drafter that was named, and is not of the kind that a method drafts with."""
-        named = self.named_kind
+        named, wanted = self.named_kind, spec.drafter
         if named is None or wanted is None or wanted not in kinds():
             return
         if wanted != named and wanted not in kinds()[named].serves:
             raise InvalidRequest(
-                f"drafter={self._drafter!r} is {said_of(named)}, and method {method!r} needs {said_of(wanted)}: name "
-                f"another drafter, or draft with this one by method {other!r}"
+                f"drafter={self._drafter!r} is {said_of(named)}, and method {str(spec)!r} needs {said_of(wanted)}: "
+                f"name another drafter, or draft with this one by method {kinds()[named].default_method!r}"
             )
 
     def context_for(self, kind: str | None) -> BuildContext:
@@ -205,8 +205,7 @@ def _vocabulary_of(place: Place | None) -> Path | None:
 
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
     """The proposer of a settled method with the drafter of its kind."""
-    if drafters.named_kind is not None:
-        drafters.check_kind(spec.drafter, str(spec), kinds()[drafters.named_kind].default_method)
+    drafters.check_kind(spec)
     return build_proposer(spec, drafters.context_for(spec.drafter))
 
 
