@@ -77,19 +77,11 @@ def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
 
 
 def _banned(params: SamplingParams, history: History, vocab_size: int) -> list[int]:
-    banned = []
+    banned: list[int] = []
     if len(history.output_ids) < params.min_new_tokens:
         # Ids outside the vocabulary can be named as EOS ids and never occur; a negative one would index from the end.
         banned += [token for token in history.eos_token_ids if 0 <= token < vocab_size]
-    for *prefix, last in params.bad_words_ids:
-        if _ends_with(history, prefix):
-            banned.append(last)
-    return banned
-
-
-def _ends_with(history: History, tokens: Sequence[int]) -> bool:
-    """Whether prompt and output together end with these tokens; true for none."""
-    return _last(history, len(tokens)) == list(tokens)
+    return banned + [last for *prefix, last in params.bad_words_ids if _last(history, len(prefix)) == prefix]
 
 
 def _last(history: History, count: int | None) -> list[int]:
