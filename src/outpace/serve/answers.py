@@ -185,9 +185,6 @@ class Trace:
         return texts
 
 
-JSON = "application/json"
-
-
 class Deadline:
     """The time by which a request must be answered; it starts when this is made, in the event loop. `at`: on the loop's
     clock."""
@@ -362,7 +359,7 @@ async def answer(
         if body.stream:
             return EventStream(made.events(inbox), stack.pop_all())
         value = await _unless_gone(request, made.whole(inbox))
-        return Response(to_json(value), media_type=JSON)
+        return Response(to_json(value), media_type="application/json")
 
 
 class ClientGone(Exception):

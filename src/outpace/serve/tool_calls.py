@@ -65,9 +65,9 @@ class CallReader:
             else:
                 deltas += [*_content(self._held[:begin].strip() and self._held[:begin].rstrip()), call]
             self._held = after
-        keep = len(self._held) - self._certain()
-        deltas += _content(self._held[: len(self._held) - keep])
-        self._held = self._held[len(self._held) - keep :]
+        certain = self._certain()
+        deltas += _content(self._held[:certain])
+        self._held = self._held[certain:]
         return deltas
 
     def close(self) -> list[dict[str, Any]]:
