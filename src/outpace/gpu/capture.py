@@ -22,6 +22,7 @@ from torch import Tensor
 from outpace.cache.passes import ROWS_PER_TILE, Tables, TilePlan, staged, starts_of
 from outpace.cache.slots import SlotKV
 from outpace.gpu.backend import next_power, runs_triton
+from outpace.lib.errors import first_line
 
 Function = Callable[..., tuple[Tensor, ...]]
 VARIABLE = "OUTPACE_GRAPHS"
@@ -117,8 +118,9 @@ class Graphs:
         except RuntimeError as error:  # running out of memory is one, too
             self._is_off = True
             self._recorded.clear()
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            warnings.warn(f"a pass cannot be captured and runs eagerly: {reason}; see {VARIABLE}", stacklevel=2)
+            warnings.warn(
+                f"a pass cannot be captured and runs eagerly: {first_line(error)}; see {VARIABLE}", stacklevel=2
+            )
             return False
         recorded.graph = graph
         return True
