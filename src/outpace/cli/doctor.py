@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -43,7 +44,7 @@ def doctor(
         found += _shown(f"{loaded.method_name}{against}", examine_method(loaded), as_json)
     unwell = _unwell(found)
     if as_json:
-        print(json.dumps({"outpace": __version__, "fine": not unwell, "findings": [one.as_dict() for one in found]}))
+        print(json.dumps({"outpace": __version__, "fine": not unwell, "findings": list(map(asdict, found))}))
     elif unwell:
         console.print(f"\nto look at: {', '.join(unwell)} ({len(unwell)} of {len(found)})", soft_wrap=True)
     else:

@@ -1,7 +1,7 @@
 """What an examination finds: a measurement, what it means, and what to do about it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["fine", "look here"]
@@ -21,9 +21,6 @@ class Finding:
     @property
     def is_fine(self) -> bool:
         return self.verdict == "fine"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def finding(name: str, measured: str, remedy: str = "", **figures: Any) -> Finding:
