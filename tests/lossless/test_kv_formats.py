@@ -3,7 +3,7 @@
 import pytest
 
 import outpace
-from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+from outpace.bench.certificate import certify, count_kinds
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from tests.unit.models.tiny import needs_kernels, save_tiny_model
@@ -23,8 +23,7 @@ def test_methods_say_what_plain_decoding_says(model: outpace.Model, temperature:
     assert model.exactness.is_bitwise
     params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
     methods = ("outpace:draft=none", "recycle", "lookup", "linear:budget=3")
-    plan = CertificatePlan(methods, tuple(read_workload("builtin:3")), params, batch_sizes=(1, 3))
-    kinds = count_kinds(certify(model, plan))
+    kinds = count_kinds(certify(model, methods, read_workload("builtin:3"), params, batch_sizes=(1, 3)))
     assert (kinds["ties"], kinds["bugs"]) == (0, 0)
 
 

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from outpace.api import Model
-from outpace.bench.certificate import CertificatePlan, certify
+from outpace.bench.certificate import certify
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
@@ -32,8 +32,7 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
     """Guards against any loss by a trained drafter that is often right, alone and in a batch."""
     params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
     methods = METHODS if temperature else (*METHODS, *WHOLE)
-    plan = CertificatePlan(methods, tuple(read_workload("builtin:2")), params, batch_sizes=(2,))
-    assert_certified(exact, certify(exact, plan))
+    assert_certified(exact, certify(exact, methods, read_workload("builtin:2"), params, batch_sizes=(2,)))
 
 
 @pytest.mark.costly

@@ -7,7 +7,7 @@ import pytest
 
 import outpace
 from outpace.api import Model
-from outpace.bench.certificate import CertificatePlan, certify
+from outpace.bench.certificate import certify
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.drafters.kinds import write_net
@@ -37,8 +37,7 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
     """Guards against any loss on the real model: float32, greedy and seeded sampling, every method, equal or fail; a
     proven tie, of which none was seen yet, only where the probe says that rounding may show."""
     params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=11)
-    plan = CertificatePlan(METHODS, tuple(read_workload("builtin:3")), params, batch_sizes=(3,))
-    assert_certified(exact, certify(exact, plan))
+    assert_certified(exact, certify(exact, METHODS, read_workload("builtin:3"), params, batch_sizes=(3,)))
 
 
 def test_plain_equals_transformers(exact: Model) -> None:
@@ -67,8 +66,8 @@ def test_no_bugs_in_bfloat16() -> None:
     model = outpace.load("smollm2-135m", dtype="bfloat16", device="cpu")
     for temperature in (0.0, 0.8):
         params = SamplingParams(max_new_tokens=16, temperature=temperature, top_p=0.95, seed=3)
-        items = tuple(read_workload("builtin:2"))
-        assert_certified(model, certify(model, CertificatePlan(("recycle",), items, params, batch_sizes=(1, 2))))
+        cases = certify(model, ("recycle",), read_workload("builtin:2"), params, batch_sizes=(1, 2))
+        assert_certified(model, cases)
 
 
 @needs_kernels
@@ -125,5 +124,4 @@ def test_tokenswift_equals_plain(tmp_path: Path) -> None:
 def test_all_built_in_prompts_at_length(exact: Model, temperature: float) -> None:
     """Guards against faults that need long answers: stops, repetition, later turns, context growth."""
     params = SamplingParams(max_new_tokens=200, temperature=temperature, seed=5)
-    plan = CertificatePlan(METHODS, tuple(read_workload("builtin")), params, batch_sizes=(1, 8))
-    assert_certified(exact, certify(exact, plan))
+    assert_certified(exact, certify(exact, METHODS, read_workload("builtin"), params, batch_sizes=(1, 8)))

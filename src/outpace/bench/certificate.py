@@ -116,50 +116,47 @@ def method_runner(method: str, budget: int | None) -> Runner:
     return run
 
 
-@dataclass(frozen=True)
-class CertificatePlan:
-    """What to compare with plain decoding.
+def certify(
+    model: Model,
+    methods: Sequence[str],
+    items: Sequence[WorkItem],
+    params: SamplingParams,
+    *,
+    budget: int | None = None,
+    batch_sizes: Sequence[int] = (1,),
+    on_item: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Compare methods with plain decoding on every turn of every prompt.
 
-    Attributes:
+    Args:
         items: prompts; the answers of plain decoding are the history of later turns.
         params: sampling parameters, with a seed if they sample.
         budget: drafted nodes per round for methods that do not name their own.
         batch_sizes: how many prompts share the engine in a method's run; plain decoding always runs alone.
-    """
-
-    methods: tuple[str, ...]
-    items: tuple[WorkItem, ...]
-    params: SamplingParams
-    budget: int | None = None
-    batch_sizes: tuple[int, ...] = (1,)
-
-
-def certify(model: Model, plan: CertificatePlan, on_item: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
-    """Compare methods with plain decoding on every turn of every prompt.
 
     Returns:
         One case per prompt, method and batch size: names, generated tokens and the finding of its first difference.
     """
     certifier = Certifier(model)
     cases = []
-    for group in _split(plan.items, max(plan.batch_sizes)):
-        turns = _plain_turns(model, group, plan.params)
-        for method in plan.methods:
-            run = method_runner(method, plan.budget)
-            for batch_size in plan.batch_sizes:
+    for group in _split(items, max(batch_sizes)):
+        turns = _plain_turns(model, group, params)
+        for method in methods:
+            run = method_runner(method, budget)
+            for batch_size in batch_sizes:
                 findings = dict.fromkeys(range(len(group)), Classification("equal"))
                 for turn, present in enumerate(turns):
                     for part in _split(present, batch_size):
                         prompts = [prompt for _, prompt, _ in part]
-                        answers = model.generate(prompts, plan.params, method=method, budget=plan.budget)
+                        answers = model.generate(prompts, params, method=method, budget=budget)
                         for (index, prompt, want), got in zip(part, answers, strict=True):
                             if findings[index].kind == "equal":
                                 ids = want.token_ids, got.token_ids
-                                findings[index] = certifier.classify(prompt, plan.params, *ids, run, turn)
+                                findings[index] = certifier.classify(prompt, params, *ids, run, turn)
                 for index, item in enumerate(group):
                     case = {"id": item.id, "dataset": item.dataset, "method": method, "batch_size": batch_size}
                     tokens = sum(len(want.token_ids) for present in turns for i, _, want in present if i == index)
-                    case |= {"temperature": plan.params.temperature, "new_tokens": tokens}
+                    case |= {"temperature": params.temperature, "new_tokens": tokens}
                     cases.append(case | asdict(findings[index]))
         for _ in group:
             on_item()

@@ -48,7 +48,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Certify that methods change no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
-    from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+    from outpace.bench.certificate import certify, count_kinds
     from outpace.bench.runner import as_settled, split_methods
     from outpace.data.workload import read_workloads
 
@@ -70,7 +70,9 @@ def verify(
     cases: list[dict[str, Any]] = []
     for params in wanted:
         with progress_bar(f"temperature {params.temperature:g}", len(items)) as advance:
-            cases += certify(loaded, CertificatePlan(methods, items, params, loading.budget, batch_sizes), advance)
+            cases += certify(
+                loaded, methods, items, params, budget=loading.budget, batch_sizes=batch_sizes, on_item=advance
+            )
     kinds = count_kinds(cases)
     dtype_name = str(loaded.target.dtype).removeprefix("torch.")
     if as_json:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+from outpace.bench.certificate import certify, count_kinds
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.lib.errors import InvalidRequest
@@ -90,8 +90,8 @@ def test_options_are_refused_by_name(model: outpace.Model) -> None:
 def test_the_certificate_holds_under_penalties(model: outpace.Model) -> None:
     """Guards against a certificate that cannot serve options, or calls them bugs."""
     params = SamplingParams.from_options(max_new_tokens=16, temperature=0.8, seed=1, **OPTIONS["penalties"])
-    plan = CertificatePlan(("recycle",), tuple(read_workload("builtin:2")), params, batch_sizes=(2,))
-    assert count_kinds(certify(model, plan)) == {"equal": 2, "ties": 0, "bugs": 0}
+    cases = certify(model, ("recycle",), read_workload("builtin:2"), params, batch_sizes=(2,))
+    assert count_kinds(cases) == {"equal": 2, "ties": 0, "bugs": 0}
     prompt = model.encode("hello")
     worded = SamplingParams(bad_words=("zq",))
     margin = model.margin([*prompt, 5], worded, (6, 7), len(prompt))

@@ -9,7 +9,7 @@ import torch
 import outpace
 from outpace.api import Model
 from outpace.bench import certificate
-from outpace.bench.certificate import CertificatePlan, Certifier, certify, count_kinds
+from outpace.bench.certificate import Certifier, certify, count_kinds
 from outpace.core.params import SamplingParams
 from outpace.core.tree import Topology
 from outpace.data.workload import read_workload
@@ -27,8 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)])
 def test_a_lossless_method_is_certified(model: Model, params: SamplingParams) -> None:
     """Guards against a certificate that finds fault with a sound method."""
-    items = tuple(read_workload("builtin:3"))
-    cases = certify(model, CertificatePlan(("recycle", "lookup"), items, params, batch_sizes=(1, 3)))
+    items = read_workload("builtin:3")
+    cases = certify(model, ("recycle", "lookup"), items, params, batch_sizes=(1, 3))
     assert count_kinds(cases) == {"equal": 12, "ties": 0, "bugs": 0}
     assert all(case["new_tokens"] >= 24 for case in cases)
     assert {(case["id"], case["method"], case["batch_size"]) for case in cases} == {
@@ -46,9 +46,9 @@ def test_positions_by_index_are_a_bug(model: Model, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Topology, "depth_tensor", property(wrong))
     # An oracle-like warm-up: the matrix has seen the answers, so branching trees really get accepted nodes.
-    plan = CertificatePlan(("recycle:budget=30",), tuple(read_workload("builtin:4")), GREEDY)
-    certify(model, plan)
-    kinds = count_kinds(certify(model, plan))
+    items = read_workload("builtin:4")
+    certify(model, ("recycle:budget=30",), items, GREEDY)
+    kinds = count_kinds(certify(model, ("recycle:budget=30",), items, GREEDY))
     assert kinds["bugs"] > 0
     assert kinds["ties"] == 0
 
