@@ -12,6 +12,8 @@ from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import History, cutoff_distance, process, warp
 
+_CHUNK = 256  # rows of a pass
+
 
 @dataclass(frozen=True)
 class Margin:
@@ -57,17 +59,14 @@ def decision_margin(
     tokens: tuple[int, int],
     prompt_length: int,
     slot: int,
-    chunk: int = 256,
     constraint: Constraint | None = None,
 ) -> Margin:
     """Score the two tokens that two runs chose after the same ids."""
     target.rewind_slot(slot, 0)
-    last = None
-    for start in range(0, len(ids), chunk):
-        part = torch.tensor(ids[start : start + chunk])
-        is_last = start + chunk >= len(ids)
-        (output,), _ = target.run_pass([Chunk(slot, part, want_top=False, is_last=is_last)], (), ())
-        last = output.last
+    chunks = torch.tensor(ids).split(_CHUNK)
+    for number, chunk in enumerate(chunks, start=1):
+        (output,), _ = target.run_pass([Chunk(slot, chunk, want_top=False, is_last=number == len(chunks))], (), ())
+    last = output.last
     assert last is not None, "ids holds the prompt, so there is a last position"
     eos = target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
     history = History(ids[:prompt_length], ids[prompt_length:], eos)
