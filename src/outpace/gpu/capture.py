@@ -142,9 +142,7 @@ class Captured:
         """Results [R, ...]. More rows than the largest bucket has are computed without a graph."""
         count = len(inputs[0])
         bucket = next((size for size in self._buckets if size >= count), None)
-        found = None
-        if bucket is not None:
-            found = self._graphs(bucket, count, [(rows, bucket) for rows in inputs])
+        found = None if bucket is None else self._graphs(bucket, count, [(rows, bucket) for rows in inputs])
         return self._function(*inputs) if found is None else found
 
 
@@ -230,9 +228,6 @@ class Bucket(NamedTuple):
         return TilePlan(rows, tiles, items, tail, sight, exact=self.exact, is_split=self.is_split, on_host=None)
 
 
-PassFunction = Callable[..., tuple[Tensor, ...]]
-
-
 class CapturedPass:
     """A pass over slots through static buffers.
 
@@ -242,7 +237,7 @@ class CapturedPass:
         rows: that every pass must have; None for the next of `ROWS`.
     """
 
-    def __init__(self, kv: SlotKV, function: PassFunction, rows: int | None = None) -> None:
+    def __init__(self, kv: SlotKV, function: Function, rows: int | None = None) -> None:
         self._kv, self._rows = kv, rows
         self._device = kv.keys.device
         self._graphs = Graphs(partial(_planned, function), rows or ROWS[-1], self._device)
@@ -263,7 +258,7 @@ class CapturedPass:
         return self._graphs(tuple(buckets), len(tables[0].rows), inputs)
 
 
-def _planned(function: PassFunction, buckets: Sequence[Bucket], *buffers: Tensor) -> tuple[Tensor, ...]:
+def _planned(function: Function, buckets: Sequence[Bucket], *buffers: Tensor) -> tuple[Tensor, ...]:
     """The pass over its buffers. No method: `Graphs` would refer back to the pass that holds it, a reference cycle."""
     plans: list[TilePlan] = [
         bucket.plan(buffer) for bucket, buffer in zip(buckets, buffers[: len(buckets)], strict=True)
