@@ -51,10 +51,6 @@ class Entry:
     def name(self) -> str:
         return entry_name(self.peer, self.service, self.method)
 
-    @property
-    def own_plain(self) -> str:
-        return entry_name(self.peer, self.service, PLAIN)
-
     def run(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
         """Its answer."""
         answer = self.process.ask(self.method, prompt, max_new_tokens)
@@ -135,7 +131,7 @@ class Race:
         }
         record |= prompt_figures([run]) | {"arrivals": answer["arrivals"], "group": group}
         is_equal = self._said(answer) == self._said(answers[self.baseline])
-        own = answers.get(entry.own_plain)
+        own = answers.get(entry_name(entry.peer, entry.service, PLAIN))
         record |= {"memory_mb": entry.memory_mb, "equal": is_equal, "process": entry.process.facts}
         record |= {"finding": {"kind": "equal" if is_equal else "different"}}
         record |= {"equal_to_own_plain": None if own is None else self._said(answer) == self._said(own)}
