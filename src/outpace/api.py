@@ -155,9 +155,8 @@ def _items(prompt: Any) -> list[Any]:
     """The items of a prompt or a batch that is no text and no mapping."""
     if isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest(f"prompt={shown(prompt)}: bytes are neither text nor ids; decode them: prompt.decode()")
-    is_list = (
-        not isinstance(prompt, set | frozenset) and getattr(prompt, "ndim", 1) <= 2
-    )  # a dictionary's keys have order
+    # A dictionary's keys have order, a set's items have none.
+    is_list = not isinstance(prompt, set | frozenset) and getattr(prompt, "ndim", 1) <= 2
     items = items_of(prompt) if is_list else None
     if items is None:
         raise InvalidRequest(f"prompt={shown(prompt)}, a {type(prompt).__name__}: {_KINDS}, or a list of these")

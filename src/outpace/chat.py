@@ -35,9 +35,8 @@ class Chat:
         self._proposer, self._budget = proposer, budget
         self._opening: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
         self._kept: KeptSlot | None = None
-        self._open: tuple[Session, list[ChatMessage]] | None = (
-            None  # an answer that may still run, and the messages before it
-        )
+        # An answer that may still run, and the messages before it.
+        self._open: tuple[Session, list[ChatMessage]] | None = None
         codec.encode_chat([*self._opening, {"role": "user", "content": "?"}])  # fails now, not at the first message
         self.messages = list(self._opening)
 

@@ -70,9 +70,8 @@ def convert(
     difference = done.difference if math.isfinite(done.difference) else None  # JSON knows no infinity
     if as_json:
         report = {"in": source, "out": out, "kind": done.kind, "layout": done.layout, "dtype": done.dtype}
-        report["weights"] = done.weights
         verdict = {"difference": difference, "changed": done.changed, "equal": done.is_equal}
-        print(json.dumps(report | verdict))
+        print(json.dumps({**report, "weights": done.weights, **verdict}))
     else:
         console.print(
             f"{'EQUAL' if done.is_equal else 'DIFFERENT'}: {done.kind} as {done.layout} in {stored}, "

@@ -328,10 +328,9 @@ class SamplingParams:
         Raises:
             InvalidRequest: naming the option and the id.
         """
-        banned = (token for sequence in self.bad_words_ids for token in sequence)
         named = {
             "logit_bias": (token for token, _ in self.logit_bias),
-            "bad_words_ids": banned,
+            "bad_words_ids": (token for sequence in self.bad_words_ids for token in sequence),
             "eos_token_ids": self.eos_token_ids or (),
         }
         for name, tokens in named.items():

@@ -168,8 +168,6 @@ def best_scores(
 
 def _whole(distribution: Tensor, row: int, pool: Pool | None) -> Tensor:
     """[V] the distribution of a row, which a pool holds in part."""
-    return (
-        distribution
-        if pool is None
-        else distribution.new_zeros(pool.vocab_size).scatter_(0, pool.ids[row], distribution)
-    )
+    if pool is None:
+        return distribution
+    return distribution.new_zeros(pool.vocab_size).scatter_(0, pool.ids[row], distribution)
