@@ -9,6 +9,7 @@ from pydantic_core import from_json
 
 from outpace.api import Model
 from outpace.core.params import Grammar, SamplingParams
+from outpace.core.settings import settings_of
 from outpace.lib.errors import InvalidRequest
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
@@ -21,10 +22,7 @@ MOST_ENTRIES = 1 << 15
 """Entries of a body's lists and objects, in addition to one for each token of the context. pydantic holds the
 interpreter, and with it the event loop, for 0.1 to 0.5 us per entry; messages have five entries and more
 than four tokens each."""
-SAME_NAMES = (
-    *("top_p", "min_p", "seed", "n", "stop", "logit_bias", "bad_words", "ignore_eos"),
-    *("repetition_penalty", "penalty_window", "presence_penalty", "frequency_penalty"),
-)
+SAME_NAMES = tuple(name for name in SharedFields.model_fields if name in settings_of(SamplingParams))
 """Fields of requests that `SamplingParams` has under the same name."""
 _MARKS = np.isin(np.arange(256), list(b",:[{"))
 
