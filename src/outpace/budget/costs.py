@@ -113,6 +113,14 @@ def allocate(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tupl
     return taken, net
 
 
+def along_paths(parents: Sequence[int], rates: Sequence[float]) -> list[float]:
+    """The probability that each node of a tree is accepted; arguments as of `best_chain`."""
+    reached = [1.0]
+    for node, parent in enumerate(parents[1:], start=1):
+        reached.append(reached[parent] * rates[node])
+    return reached
+
+
 def best_chain(parents: Sequence[int], rates: Sequence[float], least_gain: float) -> list[int]:
     """Nodes of the chain from node 0 on with the largest net gain; node 0 alone if none has any.
 
@@ -121,9 +129,7 @@ def best_chain(parents: Sequence[int], rates: Sequence[float], least_gain: float
         rates: of each node, the probability that it is accepted if its parent is.
         least_gain: cost of each node, in tokens.
     """
-    reached = [1.0] * len(parents)
-    for node in range(1, len(parents)):
-        reached[node] = reached[parents[node]] * rates[node]
+    reached = along_paths(parents, rates)
     net, best = [0.0] * len(parents), [0] * len(parents)
     for node in range(len(parents) - 1, 0, -1):  # children before parents; the first of equals wins
         value = reached[node] - least_gain + net[node]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outpace.budget.costs import Prices
+from outpace.budget.costs import Prices, along_paths
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.engine.session import Session
 from outpace.sampling.grammar import Forced
@@ -38,10 +38,10 @@ def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: in
     if len(tree) == 1 and not drafts:
         return tree
     likely, topology = _shares(tree), tree.topology
-    odds = _along(topology.parents, likely)
+    odds = along_paths(topology.parents, likely)
     asked = [drafts and one >= _UNLIKELY and topology.depths[node] < room for node, one in enumerate(odds)]
     allowed, below = constraint.explore(session.generated, topology, tokens, asked)
-    odds = _along(topology.parents, _corrected(likely, tree, tokens, below))
+    odds = along_paths(topology.parents, _corrected(likely, tree, tokens, below))
     chains = _chains(tree, tokens, below, odds, room)
     drawn = tree.draft_probs or {}
     if session.proposer.needs.whole_trees:
@@ -64,14 +64,6 @@ def _shares(tree: DraftTree) -> list[float]:
         is_scored = node < len(scores) and scores[parent] > -math.inf
         shares.append(min(math.exp(scores[node] - scores[parent]), 1.0) if is_scored else _FIRST * _NEXT**rank)
     return shares
-
-
-def _along(parents: Sequence[int], shares: Sequence[float]) -> list[float]:
-    """Probability that each node is accepted."""
-    odds = [1.0]
-    for node, parent in enumerate(parents[1:], start=1):
-        odds.append(odds[parent] * shares[node])
-    return odds
 
 
 def _corrected(
