@@ -87,14 +87,19 @@ def from_settings(**groups: SettingsOptions) -> Callable[[Callable[..., None]], 
                 given[name] = group.make(given)
             command(**given)
 
-        run.__annotations__ = {name: annotation for name, (annotation, _) in made.items()}
-        kind = inspect.Parameter.KEYWORD_ONLY
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, kind, annotation=one, default=default) for name, (one, default) in made.items()]
-        )
-        return run
+        return with_parameters(run, made)
 
     return decorate
+
+
+def with_parameters(command: Callable[..., None], made: dict[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """Give a command its parameters, of which typer makes options: annotation and default of each."""
+    command.__annotations__ = {name: annotation for name, (annotation, _) in made.items()}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, annotation=one, default=default) for name, (one, default) in made.items()]
+    )
+    return command
 
 
 def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]] | None:

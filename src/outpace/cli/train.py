@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from outpace.cli.command import Command, Group
-from outpace.cli.from_settings import option
+from outpace.cli.from_settings import option, with_parameters
 from outpace.cli.options import (
     ApiKey,
     Device,
@@ -307,20 +307,13 @@ def regenerate(
 def _with_options(command: Callable[..., None], settings: "type[RegenerateSettings]") -> Callable[..., None]:
     """A command whose `**settings` are options: the fields of a settings class, which checks their values."""
 
-    def made(name: str, description: str | None) -> Any:
-        return option(SamplingParams, name) if description is None else typer.Option(help=description)
-
     @wraps(command)
     def run(**given: Any) -> None:
         command(**given)
 
-    own = inspect.signature(command)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints, own = get_type_hints(command, include_extras=True), inspect.signature(command).parameters.values()
+    made = {one.name: (hints[one.name], one.default) for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD}
     for name, field in settings.model_fields.items():
-        about = made(name, field.description)
-        parameters.append(
-            inspect.Parameter(name, kind, default=field.default, annotation=Annotated[field.annotation, about])
-        )
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run
+        about = option(SamplingParams, name) if field.description is None else typer.Option(help=field.description)
+        made[name] = Annotated[field.annotation, about], field.default
+    return with_parameters(run, made)
