@@ -192,8 +192,6 @@ KEYS = ("method", "num_speculative_tokens", "model", *LOOKUP_SIZES)
 
 _PARALLEL = "there is one process here, and nothing to spread"
 _DTYPE = "a drafter has the target's dtype and attention"
-_LENGTH = "drafters serve requests as long as the target's; use max_model_len of the target"
-_HUB = "name a downloaded folder of that revision as model"
 _ACCEPTANCE = "verification is an option of the request here (verification='match' or 'rejection'), and always lossless"
 _SYNTHETIC = "synthetic acceptance changes the output"
 _SUFFIX = "suffix decoding is not a method here"
@@ -208,8 +206,8 @@ REASONS = {
     "attention_backend": _DTYPE,
     "enforce_eager": "set OUTPACE_GRAPHS=off in the environment, which leaves graphs on a GPU out",
     "draft_load_config": "drafters are read one way only",
-    "max_model_len": _LENGTH,
-    "revision": _HUB,
+    "max_model_len": "drafters serve requests as long as the target's; use max_model_len of the target",
+    "revision": "name a downloaded folder of that revision as model",
     "code_revision": "no code of a checkpoint is run here",
     "index_share_for_mtp_iteration": "MTP is not a method here",
     "disable_padded_drafter_batch": "batches are never padded here",

@@ -227,18 +227,12 @@ def match(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], draw:
     return [Verdict(tuple(path), token) for path, token in zip(paths, next_tokens, strict=True)]
 
 
-Categorical = Callable[[Tensor, int], int]
-"""(probabilities [V], node) -> a token drawn from them."""
-Bernoulli = Callable[[float, int], bool]
-"""(probability, node) -> whether to accept that drafted node."""
-
-
 def rejection(
     tree: DraftTree,
     tokens: Sequence[int],
     target_probs: Callable[[int], Tensor],
-    categorical: Categorical,
-    bernoulli: Bernoulli,
+    categorical: Callable[[Tensor, int], int],
+    bernoulli: Callable[[float, int], bool],
 ) -> Verdict:
     """Accept or reject the children of each node in turn, then draw from what is left of the target.
 
@@ -252,7 +246,9 @@ def rejection(
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
         target_probs: the target's warped distribution [V] at a node; called only for nodes on the path.
-        bernoulli: decides an acceptance; independent of `categorical`, or the residual is biased.
+        categorical: of probabilities [V] and a node, a token drawn from them.
+        bernoulli: of a probability and a drafted node, whether to accept it; independent of `categorical`, or the
+            residual is biased.
 
     Raises:
         ValueError: a drafted token has probability 0 under the distribution it claims to come from.
