@@ -3,7 +3,7 @@
 
 const LOST = "The connection to the server was lost. Is it still running?";
 
-/** Why a request failed, in words. */
+/** Why a request failed or cannot be sent, in words. */
 export class ApiError extends Error {
   constructor(message, { status = 0, param = null } = {}) {
     super(message);

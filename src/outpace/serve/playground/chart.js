@@ -32,9 +32,8 @@ export function drawChart(container, answer) {
     for (const [origin, count] of Object.entries(accepted)) {
       const height = (count / rounds) * scale;
       y -= height;
-      const piece = svg("rect", { class: "part", "data-origin": origin, x, y, width, height });
-      piece.append(svg("title", {}, `position ${place + 1}, ${origin}: ${count} of ${rounds} rounds`));
-      drawing.append(piece);
+      const title = svg("title", {}, `position ${place + 1}, ${origin}: ${count} of ${rounds} rounds`);
+      drawing.append(svg("rect", { class: "part", "data-origin": origin, x, y, width, height }, title));
     }
     const middle = { x: x + width / 2, "text-anchor": "middle" };
     drawing.append(svg("text", { ...middle, y: HEIGHT - 6 }, String(place + 1)));

@@ -1,15 +1,9 @@
 // What the visitor chose, as a request's fields.
 
+import { ApiError } from "./api.js";
+
 const by = (id) => document.getElementById(id);
 const FIELD_OF = { max_completion_tokens: "max_tokens", messages: "prompt", method: "method", key: "key" };
-
-/** A field that cannot be sent. */
-export class FieldError extends Error {
-  constructor(message, field) {
-    super(message);
-    this.param = field;
-  }
-}
 
 /** Fill the list of methods; the server's default is chosen. */
 export function offerMethods({ default: standard, methods }) {
@@ -40,7 +34,7 @@ export function showSummary() {
   by("method-note").textContent = by("method").selectedOptions[0]?.dataset.note ?? "";
 }
 
-/** Fields of a request, without its messages and its method; throws a FieldError. */
+/** Fields of a request, without its messages and its method; throws an ApiError. */
 export function chosenFields() {
   const fields = {
     temperature: number("temperature") ?? 0,
@@ -69,7 +63,7 @@ export function markField(param) {
 
 function number(id) {
   const input = by(id);
-  if (input.validity.badInput) throw new FieldError(`${input.labels[0].textContent.trim()}: not a number.`, id);
+  if (input.validity.badInput) throw new ApiError(`${input.labels[0].textContent.trim()}: not a number.`, { param: id });
   return input.value === "" ? null : Number(input.value);
 }
 
@@ -77,6 +71,6 @@ function parsed(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new FieldError(`JSON schema: not valid JSON (${error.message}).`, "response_format");
+    throw new ApiError(`JSON schema: not valid JSON (${error.message}).`, { param: "response_format" });
   }
 }
