@@ -115,16 +115,10 @@ class Roster:
 
     def spare_slot(self, wanted: int | None = None) -> int | None:
         """A slot that may be overwritten, if need be that of the oldest conversation; None if there is none."""
-        taken = self.taken()
-        free = [slot for slot in self._slots if slot not in taken]
-        spare = wanted if wanted in free else next((slot for slot in free if slot not in self._left), None)
-        if spare is None and free:
-            spare = next(slot for slot in self._left if slot in free)
-        if spare is None and (kept := self.kept()):
-            spare = kept[0].slot
-            self.release(kept[0])
+        idle, kept = self.idle(), {one.slot for one in self.kept()}
+        spare = wanted if wanted in idle and wanted not in kept else next(iter(idle), None)
         if spare is not None:
-            self._left.pop(spare, None)
+            self.evict(spare)
         return spare
 
 
