@@ -46,6 +46,15 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "off")
 
 
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of torch as many as a test's parameter says, if it has one; afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(getattr(request, "param", before))
+    yield
+    torch.set_num_threads(before)
+
+
 MOST_CASES = 8
 """Cases of one test in `make test`, if as many show every value of its parameters."""
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,6 @@ SHAPES = [(33, 40), (100, 129), (160, 576)]
 ROUNDING = {Kind.FLOAT32: 1e-5, Kind.HALVES: 1e-5, Kind.BFLOAT16: 1e-2, Kind.WIDENED: 1e-2, Kind.INT8: 3e-2}
 each_kind = pytest.mark.parametrize("kind", Kind)
 each_shape = pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Leave the number of threads as it was."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -166,19 +157,16 @@ def test_a_quantised_model_says_in_trees_what_it_says_plainly(family: str) -> No
 
 
 @needs_kernels
+@pytest.mark.usefixtures("threads")
 def test_threads_of_a_parent_are_not_waited_for() -> None:
     """Guards against a child process that waits for ever for threads that only its parent has."""
     layer, rows = KernelLinear(drawn(640, 64), None, Kind.FLOAT32), drawn(4, 64, seed=1)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        expected = layer(rows)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if torch.equal(layer(rows), expected) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(before)
+    expected = layer(rows)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(layer(rows), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_without_a_compiler_models_run_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

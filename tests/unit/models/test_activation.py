@@ -1,7 +1,5 @@
 """Activations by rows: the numbers of the stock ones, the same bits whatever rows follow and however threads share."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from transformers.activations import ACT2FN
@@ -12,15 +10,8 @@ from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 USED = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")
 
 
-@pytest.fixture(params=[1, 3, 5, 16], ids="{} threads".format)
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 3, 5, 16], ids="{} threads".format, indirect=True)
 @pytest.mark.parametrize("name", USED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [40, 1536, 4864])

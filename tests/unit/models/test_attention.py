@@ -1,6 +1,6 @@
 """Tree attention by itself: a node's bits depend on its path alone, and what is not computed is refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,14 +17,6 @@ from tests.unit.models.company import assert_rows, has_exact_scores
 HEADS, DIM = 6, 16
 CPU = torch.device("cpu")
 TREE = Topology.of((-1, 0, 0, 1, 1, 2, 4, 0, 6, 3))
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 class Rows:
@@ -58,6 +50,7 @@ def attend(query: Tensor, cache: PassCache, **extra: Any) -> Tensor:
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 2], ids="{} threads".format, indirect=True)
 @pytest.mark.parametrize("groups", [1, 3, *(pytest.param(count, marks=pytest.mark.thorough) for count in (2, 6))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_node_has_the_bits_of_plain_decoding_at_every_length(groups: int, dtype: torch.dtype) -> None:
@@ -77,24 +70,21 @@ def test_a_node_has_the_bits_of_plain_decoding_at_every_length(groups: int, dtyp
             assert_rows(is_exact, together[node], alone[0], f"prompt of {prompt}, node {node}")
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("count", [3, 9, 33, 99])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_scores_have_the_same_bits_where_many_threads_share_a_product(groups: int, count: int) -> None:
     """Guards against a last piece of fewer keys, or rows, than the others, which went to another kernel from 6 threads
     on: with 16 one in ten contexts differed, of 97 to 107 keys for example."""
-    before = torch.get_num_threads()
     generator = torch.Generator().manual_seed(2)
     rows, keys = torch.randn(groups, 99, 64, generator=generator), torch.randn(groups, 320, 64, generator=generator)
     whole = products(rows, keys, 300)
-    try:
-        for threads in (6, 8, 16):
-            torch.set_num_threads(threads)
-            is_exact = has_exact_scores(3 * groups, groups, 64)
-            for length in (*range(96, 110), 148, 155, 200, 263, 295):
-                part = products(rows[:, :count], keys, length)
-                assert_rows(is_exact, part, whole[:, :count, :length], f"{threads} threads, {length} keys")
-    finally:
-        torch.set_num_threads(before)
+    for threads in (6, 8, 16):
+        torch.set_num_threads(threads)
+        is_exact = has_exact_scores(3 * groups, groups, 64)
+        for length in (*range(96, 110), 148, 155, 200, 263, 295):
+            part = products(rows[:, :count], keys, length)
+            assert_rows(is_exact, part, whole[:, :count, :length], f"{threads} threads, {length} keys")
 
 
 def test_a_query_has_the_same_products_wherever_its_keys_are_cut() -> None:
@@ -160,9 +150,7 @@ def test_one_row_that_must_not_see_all_scratch_rows_is_masked() -> None:
     torch.testing.assert_close(actual[0], expected[0, :, 0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("feature", [{"s_aux": torch.ones(HEADS)}])
-def test_features_that_are_not_computed_are_refused_by_name(feature: dict[str, Any]) -> None:
+def test_features_that_are_not_computed_are_refused_by_name() -> None:
     """Guards against an architecture whose attention does more than ours and would be decoded without it."""
-    cache = PassCache([])
-    with pytest.raises(UnsupportedModel, match=next(iter(feature))):
-        attend(torch.zeros(1, HEADS, 1, DIM), cache, **feature)
+    with pytest.raises(UnsupportedModel, match="s_aux"):
+        attend(torch.zeros(1, HEADS, 1, DIM), PassCache([]), s_aux=torch.ones(HEADS))

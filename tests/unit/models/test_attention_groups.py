@@ -1,6 +1,6 @@
 """Requests of one row each attended in one product: the bits of each attended alone, whatever lies beside it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,14 +16,6 @@ HEADS, DIM, SLOTS = 6, 16, 14
 LENGTHS = (1, 3, 15, 16, 17, 40, 130, 2, 64, 33)
 SCATTERED = (9, 0, 12, 3, 4, 13, 1, 8, 6, 11)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def filled(groups: int, lengths: Sequence[int], slots: Sequence[int], unused: float) -> SlotKV:
@@ -60,6 +52,7 @@ def fresh(count: int, groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 2], ids="{} threads".format, indirect=True)
 @pytest.mark.parametrize("groups", [1, 3, *(pytest.param(count, marks=pytest.mark.thorough) for count in (2, 6))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (12, None), (None, 1.5), (50, 1.5)])
