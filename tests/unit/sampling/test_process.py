@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
-    MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
@@ -133,15 +132,6 @@ def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
     assert torch.equal(process(logits, SamplingParams(repetition_penalty=penalty), histories), expected)
 
 
-def test_the_penalty_forgets_what_is_older_than_its_window() -> None:
-    """Guards against a window that counts the answer alone, or is a token too long or too short."""
-    options = {"repetition_penalty": 2.0}
-    for window, penalised in ((1, {5}), (2, {3, 5}), (3, {0, 3, 5}), (4, {0, 1, 3, 5}), (99, {0, 1, 3, 5})):
-        values = processed(options | {"penalty_window": window}, [1, 0], [3, 5])
-        halved = [value / 2 if value > 0 else value * 2 for value in ROW]
-        assert values == [halved[token] if token in penalised else ROW[token] for token in range(6)], window
-
-
 def test_bad_words_equal_transformers_where_the_rules_coincide() -> None:
     """Guards against another idea of a bad word: no EOS ids, no sequence as long as everything said and one more."""
     logits, histories = random_histories(40, seed=3)
@@ -151,17 +141,6 @@ def test_bad_words_equal_transformers_where_the_rules_coincide() -> None:
     actual = process(logits, SamplingParams.from_options(bad_words_ids=banned), histories)
     assert torch.equal(actual, expected)
     assert int((actual == -INFINITY).sum()) > 2 * 40 + 50, "sequences of two must have been caught"
-
-
-def test_the_minimum_length_equals_transformers() -> None:
-    """Guards against a minimum counted from another token than transformers counts from."""
-    logits, histories = random_histories(9, seed=4)
-    params = SamplingParams(min_new_tokens=5)
-    for row, history in zip(logits, histories, strict=True):
-        ids = torch.tensor([[*history.prompt_ids, *history.output_ids]])
-        rule = MinNewTokensLengthLogitsProcessor(len(history.prompt_ids), 5, [3, 7])
-        expected = rule(ids, row[None].clone())  # type: ignore[arg-type]
-        assert torch.equal(process(row[None], params, [history]), expected)
 
 
 def test_a_history_follows_the_path() -> None:
