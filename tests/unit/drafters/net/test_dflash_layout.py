@@ -45,14 +45,6 @@ def both(*edits: Edit) -> Edit:
     return lambda config, tensors: [edit(config, tensors) for edit in edits]
 
 
-def test_speculators_count_taps_from_the_embedding() -> None:
-    """Guards against the off-by-one between the layouts: features would come from the layer below."""
-    config = exported("speculators").config
-    assert config["aux_hidden_state_layer_ids"] == [2, 5, 7]
-    assert exported("z-lab").config["dflash_config"]["target_layer_ids"] == [1, 4, 6]
-    assert config["sample_from_anchor"] is False
-
-
 @pytest.mark.parametrize(
     "edit",
     [

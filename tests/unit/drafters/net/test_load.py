@@ -1,6 +1,5 @@
 """Drafter nets told apart by their configs, and read by the name of a folder."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from tests.unit.drafters.net.small import dart_net, eagle3_net
 from tests.unit.drafters.net.test_medusa import medusa
 from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import save_tiny_model
-
-GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def write_all(folder: Path) -> dict[str, type[nn.Module]]:
@@ -50,22 +47,6 @@ def test_every_layout_is_read_as_its_own_kind(tmp_path: Path) -> None:
     for name, kind in found.items():
         assert is_net(str(tmp_path / name)), name
         assert type(load_net(str(tmp_path / name))) is kind, name
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.json")))
-def test_public_8b_configs_are_known(name: str) -> None:
-    """Guards against rules that hold for files of ours only."""
-    config = json.loads((GOLDEN / f"{name}.json").read_text())["config"]
-    kind = kind_of_config(config)
-    assert kind is not None
-    assert kind.name == name.partition("_")[0]
-
-
-def test_the_medusa_authors_config_is_known() -> None:
-    """Guards against files without architectures and sizes, which the authors wrote."""
-    kind = kind_of_config({"medusa_num_heads": 5, "medusa_num_layers": 1, "base_model_name_or_path": "x"})
-    assert kind is not None
-    assert kind.name == "medusa"
 
 
 @pytest.mark.parametrize(
