@@ -85,19 +85,13 @@ def test_nothing_to_count() -> None:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    """Guards against a file for another vocabulary, of another kind, cut off, or with keys that a search would miss."""
+    """Guards against tables that change on the way, and a file for another vocabulary or of another kind."""
     ngrams, file = count_ngrams(TEXTS, VOCAB, 1000), tmp_path / "ngrams.safetensors"
     save_ngrams(file, ngrams)
     loaded = load_ngrams(file, VOCAB)
     assert all(torch.equal(own, other) for own, other in zip(ngrams.keys + ngrams.counts, loaded.keys + loaded.counts))
     with pytest.raises(ModelError, match="made for 7 ids, and the target has 9"):
         load_ngrams(file, 9)
-    with pytest.raises(InvalidRequest, match="name a new file"):
-        save_ngrams(file, ngrams)
-    (tmp_path / "cut").write_bytes(file.read_bytes()[:-20])
-    for unreadable in (tmp_path / "cut", tmp_path / "missing"):
-        with pytest.raises(ModelError, match="cannot be read"):
-            load_ngrams(unreadable, VOCAB)
     save_file({"ids": torch.arange(3)}, tmp_path / "foreign", {"format": KIND.format, "vocab_size": "7"})
     with pytest.raises(ModelError, match="not an n-gram table; make one with `outpace count-ngrams`"):
         load_ngrams(tmp_path / "foreign", VOCAB)

@@ -147,8 +147,6 @@ def test_what_was_saved_is_loaded_and_returned_to(tmp_path: Path) -> None:
     assert torch.equal(private.open(0).successors, matrix.successors)
     with pytest.raises(ModelError, match="made for 12 ids, and the target has 13"):
         load_matrix(file, 13, CPU)
-    with pytest.raises(InvalidRequest, match="name a new file"):
-        save_matrix(file, matrix)
     empty = tmp_path / "empty.safetensors"
     assert save_matrix(empty, TransitionMatrix(VOCAB, CPU)) == 0
     assert not load_matrix(empty, VOCAB, CPU).successors.any()
