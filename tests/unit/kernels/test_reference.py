@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
@@ -17,7 +17,6 @@ from outpace.core.tree import Topology
 from outpace.kernels import attention
 from outpace.kernels.draw import draw_natively
 from outpace.kernels.levels import SOURCES
-from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.topk import KeyedDraws, largest
 from outpace.models.attention import attend_segments
 from outpace.models.packed import PassPart
@@ -39,16 +38,6 @@ def without(switch: pytest.MonkeyPatch) -> Iterator[None]:
     switch.setenv("OUTPACE_KERNELS", "off")
     yield
     switch.delenv("OUTPACE_KERNELS")
-
-
-def linear(switch: pytest.MonkeyPatch) -> Compared:
-    weight, bias, rows = drawn(37, 50, seed=1), drawn(37, seed=2), drawn(5, 50, seed=3)
-    return KernelLinear(weight, bias, Kind.FLOAT32)(rows), nn.functional.linear(rows, weight, bias)
-
-
-def pack(switch: pytest.MonkeyPatch) -> Compared:
-    weight = drawn(37, 50, seed=1)
-    return KernelLinear(weight, None, Kind.FLOAT32).unpacked(), weight
 
 
 def attend(switch: pytest.MonkeyPatch) -> Compared:
@@ -109,12 +98,13 @@ def draw(switch: pytest.MonkeyPatch) -> Compared:
     return torch.tensor(found), torch.tensor(draw_keyed(list(logits), streams, [4] * 6))
 
 
+PRODUCTS = "tests.unit.kernels.test_products:"
 BLOCKS = "tests.unit.kernels.test_blocks:"
 LATTICE = "tests.unit.drafters.source.test_lattice:"
 GROWTH = "tests.unit.trees.union.test_native_growth:"
 KERNELS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], Compared] | str]] = {
-    "linear": ("product.h", linear),
-    "pack": ("product.h", pack),
+    "linear": ("product.h", PRODUCTS + "test_a_product_is_right"),
+    "pack": ("product.h", PRODUCTS + "test_what_was_packed_comes_back"),
     "place": ("block_product.h", BLOCKS + "test_a_product_is_that_of_the_reference"),
     "quantize": ("quantize.h", "tests.unit.kernels.test_quantize:test_blocks_are_legal_and_near_the_weights"),
     "dequantize": ("formats.h", BLOCKS + "test_rows_are_dequantized_as_the_format_says"),
