@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from outpace.core.drafting import Level
 from outpace.core.tree import DraftTree
-from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
@@ -24,6 +23,7 @@ from outpace.trees.shapes.dynatree import (
     FixedTreeConfig,
     Prune,
 )
+from tests.unit.methods.test_shape_options import tree_of
 
 VOCAB = 5
 PRUNES: tuple[Prune, ...] = ("leaves", "expansion")
@@ -223,10 +223,7 @@ def test_with_everything_off_it_is_the_fixed_tree(seed: int, prune: Prune) -> No
 
 def test_the_defaults_are_the_papers() -> None:
     """Guards against results reported under settings that are not the published ones."""
-    options = parse_method("dynatree").options
-    assert isinstance(options, ModelOptions)
-    tree = options.shape_settings()
-    assert isinstance(tree, DynaTreeConfig)
+    tree = tree_of("dynatree")
     assert (tree.min_breadth, tree.mid_breadth, tree.max_breadth) == (1, 2, 3)
     assert (tree.high_confidence, tree.low_confidence) == (0.9, 0.4)
     assert (tree.base_depth, tree.depth) == (5, 8)
@@ -334,14 +331,9 @@ def test_the_pending_token_has_as_many_children_as_is_said(root_breadth: int) ->
 def test_the_default_is_the_papers_baseline() -> None:
     """Guards against a baseline weakened by accident, or one that is not its authors': D = 8, B = 3, tau = 0.1, all
     below the draft's first token, which is the pending token's only child and no part of D."""
-    options = parse_method("fixed").options
-    assert isinstance(options, ModelOptions)
-    config = options.shape_settings()
-    assert isinstance(config, FixedTreeConfig)
+    config = tree_of("fixed")
     assert (config.breadth, config.min_path_prob, config.prune) == (3, 0.1, "expansion")
     sure = {(1,) * depth: [0.01, 0.97, 0.01, 0.01] for depth in range(12)}
     tree = draft(FixedTree(config), sure, vocab=FEW)
     assert [tree.topology.depths.count(depth) for depth in range(11)] == [1, 1, *[3] * 8, 0]
-    plain = parse_method("linear:shape=fixed").options
-    assert isinstance(plain, ModelOptions)
-    assert plain.shape_settings() == FixedTreeConfig()
+    assert tree_of("linear:shape=fixed") == FixedTreeConfig()
