@@ -109,12 +109,10 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
 
 def test_domino_without_its_head_drafts_the_block_alone(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against an ablation of the causal head that still corrects."""
-    drafts = {}
-    for method in ("domino:pool=0", "domino:pool=0,head=false"):
+    for method, is_bare in (("domino:pool=0", False), ("domino:pool=0,head=false", True)):
         model = outpace.load(str(target), method, drafter=str(drafters["domino"]), dtype="float32", device="cpu")
         source = model.proposer(method).source  # type: ignore[attr-defined]
-        drafts[method] = type(source) is BlockSource
-    assert list(drafts.values()) == [False, True]
+        assert (type(source) is BlockSource) == is_bare
 
 
 @pytest.mark.parametrize("kind", ["dflash", "domino"])
@@ -323,29 +321,12 @@ def test_an_eagle_or_dart_drafter_for_another_target_is_refused(
             outpace.load(str(target), folder.name, drafter=str(folder), dtype="float32", device="cpu")
 
 
-def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
-    """Guards against published Medusa files, whose config counts fewer heads than they hold, being refused."""
-    for file in drafters["medusa"].iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
-    model = outpace.load(str(target), "medusa", drafter=str(tmp_path), dtype="float32", device="cpu")
-    assert len(model.drafters.net("medusa").heads) == 4  # type: ignore[arg-type]
-    write_net(
-        random_net(MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))),
-        tmp_path / "narrow",
-        "authors",
-    )
+def test_heads_for_another_target_are_refused(target: Path, tmp_path: Path) -> None:
+    """Guards against states of another width, caught at the first product."""
+    heads = MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))
+    write_net(random_net(heads), tmp_path / "narrow", "authors")
     with pytest.raises(ModelError, match="hidden_size=32 of the drafter: the target has 48"):
         outpace.load(str(target), "medusa", drafter=str(tmp_path / "narrow"), dtype="float32", device="cpu")
-
-
-def test_a_checkpoint_cut_off_is_refused(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
-    """Guards against half a drafter that drafts noise."""
-    for file in drafters["domino"].iterdir():
-        data = file.read_bytes()
-        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
-    with pytest.raises(ModelError, match="cannot be read, maybe cut off"):
-        outpace.load(str(target), "domino", drafter=str(tmp_path), dtype="float32", device="cpu")
 
 
 def test_a_net_is_read_in_the_targets_dtype(target: Path, drafters: dict[str, Path]) -> None:
