@@ -26,6 +26,7 @@ from outpace.testing import decode
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.drafters.source.test_self_draft import PROMPTS, proposer_for
+from tests.unit.models.test_int4 import sized
 from tests.unit.models.tiny import (
     FAMILIES,
     committed_rows,
@@ -37,14 +38,11 @@ from tests.unit.models.tiny import (
     tiny_target,
 )
 
-SIZES: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 6}
-"""Whole blocks, and some matrices whose rows are wide enough for Q4_K and Q6_K."""
-INNER = {"gpt2": {"n_inner": 256}, "qwen3_moe": {"moe_intermediate_size": 64}}
 pytestmark = needs_kernels
 
 
 def target_of(family: str = "llama", **options: Any) -> TransformersTarget:
-    return tiny_target(tiny_config(family, **SIZES, **INNER.get(family, {})), **options)
+    return tiny_target(sized(family), **options)
 
 
 def logits_of(model: PackedModel, slot: int, ids: list[int]) -> Tensor:
@@ -80,7 +78,7 @@ def test_the_copy_computes_what_the_recipe_makes_of_the_weights(family: str) -> 
     is loaded in 4 bits, with the whole embedding, has the same logits."""
     target = target_of(family)
     copied = in_four_bits(target)
-    model = stock_model(target_config(family), ATTENTION_NAME)
+    model = stock_model(sized(family), ATTENTION_NAME)
     weights = weights_of_model(model)
     embedding = next(name for name, one in model.named_modules() if one is model.get_input_embeddings())
     blocks = quantized(model, weights)
@@ -94,14 +92,10 @@ def test_the_copy_computes_what_the_recipe_makes_of_the_weights(family: str) -> 
     assert (copied.native is None) == (target.native is None)
 
 
-def target_config(family: str) -> Any:
-    return tiny_config(family, **SIZES, **INNER.get(family, {}))
-
-
 def test_the_logits_of_dequantised_weights() -> None:
     """Guards against blocks in another order than their rows: transformers' own forward on the numbers that the blocks
     stand for has nearly the same logits."""
-    stock = stock_model(target_config("llama"))
+    stock = stock_model(sized("llama"))
     blocks = quantized(stock, weights_of_model(stock))
     for name, parameter in stock.named_parameters():
         if "embed" not in name:
@@ -174,7 +168,7 @@ def test_the_whole_vocabulary_or_a_part() -> None:
 def test_what_cannot_be_is_refused() -> None:
     """Guards against a copy of what has 4 bits already, weights that no kernel multiplies, other numbers of bits, and
     options without effect."""
-    model = stock_model(target_config("llama"), ATTENTION_NAME)
+    model = stock_model(sized("llama"), ATTENTION_NAME)
     fill_blocks(model, quantized(model, weights_of_model(model)), torch.float32)
     small = TransformersTarget(model, 64, 1, (), quantize="int4")
     with pytest.raises(InvalidRequest, match=r"bits=4: its copy would take .* nothing to gain"):

@@ -19,15 +19,14 @@ from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.packed import layers_of
-from outpace.models.target import TransformersTarget
 from outpace.testing import decode
 from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.drafters.source.learned import proposer_of, random_net
+from tests.unit.drafters.source.test_self_draft import PROMPTS, proposer_for
 from tests.unit.models.tiny import VOCAB, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 24
-PROMPTS = [random_ids(90, 2), random_ids(9, 1), random_ids(61, 3)]
 SIZES: dict[str, Any] = {"hidden_size": 48, "vocab_size": VOCAB, "draft_vocab_size": VOCAB, "heads": 3}
 CHAINED: dict[str, Any] = {"head": "target", "bias": False, "chained": True}
 
@@ -35,11 +34,6 @@ CHAINED: dict[str, Any] = {"head": "target", "bias": False, "chained": True}
 def heads(**kind: Any) -> MedusaNet:
     net: MedusaNet = random_net(MedusaNet(MedusaConfig(**SIZES, **(kind or CHAINED))))
     return net
-
-
-def proposer_for(target: TransformersTarget, text: str, net: nn.Module | None = None) -> Any:
-    context = BuildContext(target.vocab_size, target.device, no_draft_model, target, lambda: net or heads())
-    return build_proposer(parse_method(text), context)
 
 
 @pytest.mark.parametrize("pack", [False, True], ids=["python", "packed"])
@@ -215,7 +209,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'tokenswift' needs a trained drafter: name its checkpoint with drafter="):
         build_proposer(parse_method("tokenswift"), bare)
     with pytest.raises(InvalidRequest, match="'tokenswift' needs a drafter of kind medusa"):
-        proposer_for(target, "tokenswift", nn.Linear(2, 2))
+        build_proposer(parse_method("tokenswift"), replace(bare, net=lambda: nn.Linear(2, 2)))
     with pytest.raises(InvalidRequest, match="window=512: does nothing with TokenSwift"):
         proposer_for(target, "tokenswift:window=512")
     with pytest.raises(InvalidRequest, match="keep=16"):
