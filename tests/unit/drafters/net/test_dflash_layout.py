@@ -87,7 +87,6 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
     "head size": (put("head_dim", value=4), ["head_dim=4", "q_proj has 48 rows"]),
     "layers": (both(put("num_hidden_layers", value=2), put("layer_types", value=None)), ["num_hidden_layers=2"]),
     "taps": (put("dflash_config", "target_layer_ids", value=[1, 4]), ["target_layer_ids=[1, 4]", "72 columns"]),
-    "tap outside": (put("dflash_config", "target_layer_ids", value=[1, 4, 9]), ["[1, 4, 9]", "target_layers=9"]),
     "mask outside": (put("dflash_config", "mask_token_id", value=61), ["mask_token_id=61", "vocab_size=61"]),
     "two block sizes": (put("block_size", value=8), ["block_size=8", "block_size=5", "agree"]),
     "no block size": (
