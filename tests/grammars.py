@@ -50,6 +50,18 @@ class ToyTokens:
         return ids
 
 
+class ToyDetokenizer:
+    """Says the bytes of each token by themselves."""
+
+    tokens = byte_tokens(1000)
+
+    def push(self, token: int) -> str:
+        return self.tokens[token].decode()
+
+    def flush(self) -> str:
+        return ""
+
+
 def toy_tokenizer(vocab_size: int) -> LLTokenizer:
     """The tokenizer of ids below `vocab_size`, 113 at least."""
     return LLTokenizer(TokenizerWrapper(ToyTokens(vocab_size)))

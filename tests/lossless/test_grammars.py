@@ -18,7 +18,7 @@ from outpace.engine.session import Session
 from outpace.sampling.noise import Purpose, gumbel, noise_key
 from outpace.testing import AdversaryDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, text_of, toy_tokenizer
+from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyDetokenizer, ToyTokens, text_of, toy_tokenizer
 from tests.interrupted.world import METHODS, PROMPTS, World
 from tests.statistics import chi_square_p
 from tests.unit.models.tiny import VOCAB
@@ -116,7 +116,7 @@ def test_wild_trees_on_a_toy(truth: float) -> None:
 
     def engine() -> Engine:
         return Engine(
-            ToyTarget(VOCAB, eos_token_ids=(EOS,)), Detokenizer, grammar_tokenizer=lambda: toy_tokenizer(VOCAB)
+            ToyTarget(VOCAB, eos_token_ids=(EOS,)), ToyDetokenizer, grammar_tokenizer=lambda: toy_tokenizer(VOCAB)
         )
 
     for seed, options in enumerate([{}, {"temperature": 1.0}, {"temperature": 1.5, "stop": ("a", '"kind')}]):
@@ -127,14 +127,6 @@ def test_wild_trees_on_a_toy(truth: float) -> None:
             wild = AdversaryDrafter(VOCAB, known, budget, truth, seed)
             got = decode(engine(), prompts, params, [wild] * 3)
             assert [(*facts(one), one.stopper.text) for one in got] == [(*facts(one), one.stopper.text) for one in want]
-
-
-class Detokenizer:
-    def push(self, token: int) -> str:
-        return write.tokens[token].decode()
-
-    def flush(self) -> str:
-        return ""
 
 
 class Drawn(BaseProposer):

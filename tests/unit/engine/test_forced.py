@@ -17,7 +17,7 @@ from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.grammars import EOS, OBJECT, ToyTokens, toy_tokenizer
+from tests.grammars import EOS, OBJECT, ToyDetokenizer, ToyTokens, toy_tokenizer
 
 V = 160
 write = ToyTokens(V)
@@ -150,15 +150,8 @@ def test_the_end_of_an_answer_is_no_dead_end() -> None:
         max_new_tokens=20, min_new_tokens=15, grammar=Grammar.regex("abab"), eos_token_ids=(EOS,), stop=("abab",)
     )
 
-    class Detokenizer:
-        def push(self, token: int) -> str:
-            return write.tokens[token].decode()
-
-        def flush(self) -> str:
-            return ""
-
     for proposer in (EmptyDraft(), OracleDrafter([[5, 6, *write("abab")]]), AdversaryDrafter(V, [])):
-        engine = Engine(ToyTarget(V), Detokenizer, grammar_tokenizer=lambda: toy_tokenizer(V))
+        engine = Engine(ToyTarget(V), ToyDetokenizer, grammar_tokenizer=lambda: toy_tokenizer(V))
         (one,) = decode(engine, [[5, 6]], [params], [proposer])
         assert engine.result(one).stop_reason == "abab"
 
