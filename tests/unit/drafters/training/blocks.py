@@ -64,6 +64,11 @@ def held_out(objective: BlockObjective) -> Batch:
     return next(tiny.batches(objective.taps, tiny.HELD_OUT, held_out=True))
 
 
+def held_out_losses(objective: BlockObjective) -> dict[str, float]:
+    terms = objective(held_out(objective), 1.0)
+    return {name: float(value.detach() / terms["weight"]) for name, value in terms.items()}
+
+
 def assert_engine_agrees(objective: BlockObjective) -> None:
     """What is simulated on held-out sequences is what the engine counts when it decodes their prompts."""
     model, net = tiny.target(), objective.net.requires_grad_(False)

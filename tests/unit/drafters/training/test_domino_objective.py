@@ -38,11 +38,6 @@ def trained(strategy: Strategy, seed: int) -> DominoObjective:
     return objective
 
 
-def held_out_losses(objective: DominoObjective) -> dict[str, float]:
-    terms = objective(blocks.held_out(objective), 1.0)
-    return {name: float(value.detach() / terms["weight"]) for name, value in terms.items()}
-
-
 @pytest.mark.parametrize(("is_shifted", "prefix"), ALIGNMENTS)
 def test_the_losses_are_those_of_every_block_by_itself(is_shifted: bool, prefix: int) -> None:
     """Guards against outputs or causal states a position off, and a head at work where the base is left alone."""
@@ -110,7 +105,7 @@ def test_a_new_head_learns_at_once() -> None:
     assert bool(objective.net.head.vocabulary_weight.grad.any())
     objective.zero_grad()
     blocks.learn(objective, 2)
-    losses = held_out_losses(objective)
+    losses = blocks.held_out_losses(objective)
     assert losses["final"] < losses["base"] - 0.1
 
 
@@ -137,7 +132,7 @@ def test_parameters_without_work_take_part() -> None:
 def test_the_curriculum_keeps_the_base_strong(seed: int) -> None:
     """Guards against a curriculum that changes nothing: figure 4 of the paper, at the size of a test."""
     direct, anchored = (trained(strategy, seed) for strategy in ("teacher-forcing", "curriculum"))
-    assert held_out_losses(anchored)["base"] < held_out_losses(direct)["base"] - 0.25
+    assert blocks.held_out_losses(anchored)["base"] < blocks.held_out_losses(direct)["base"] - 0.25
     before, after = (pairs.played(one).tokens_per_step for one in (fresh(seed), anchored))
     assert before < 1.1
     assert after > before + 0.64

@@ -38,11 +38,6 @@ def trained(seed: int = 0) -> LatticeObjective:
     return objective
 
 
-def held_out_losses(objective: LatticeObjective) -> dict[str, float]:
-    terms = objective(blocks.held_out(objective), 1.0)
-    return {name: float(value.detach() / terms["weight"]) for name, value in terms.items()}
-
-
 @pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
 def test_the_losses_are_those_of_every_pair_by_itself(labels: Any) -> None:
     """Guards against predecessors or features a token off, true tokens that join the candidates, and a wrong share of
@@ -95,7 +90,7 @@ def test_training_starts_from_the_base_logits_and_learns_what_follows_what() -> 
     batch = blocks.held_out(start)
     hidden = torch.randn(3, start.net.config.hidden_size)
     assert not start._pairs(batch.ids[0, :3], hidden, torch.arange(6).view(3, 2)).any()
-    before, after = held_out_losses(start), held_out_losses(trained())
+    before, after = blocks.held_out_losses(start), blocks.held_out_losses(trained())
     assert after["loss"] < 0.75 * before["loss"]
     assert after["pair"] < after["base"]
     without = fresh()
