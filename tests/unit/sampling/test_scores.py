@@ -64,20 +64,6 @@ def test_without_noise_the_scores_are_the_drafts_own(params: SamplingParams) -> 
     assert torch.equal(scores, torch.log_softmax(logits, dim=-1))
 
 
-@pytest.mark.parametrize(
-    "params", [SamplingParams(), *SAMPLED, SamplingParams(logit_bias=((3, 2.0),), temperature=1.0)]
-)
-def test_a_pool_is_the_vocabulary_without_the_others(params: SamplingParams) -> None:
-    """Guards against noise of the column instead of the id, and against a bias or a penalty on the wrong column."""
-    logits = random_logits(20)
-    ids = torch.stack([torch.randperm(VOCAB, generator=torch.Generator().manual_seed(row))[:8] for row in range(20)])
-    full = torch.full_like(logits, -torch.inf).scatter(1, ids, logits.gather(1, ids))
-    streams, depths, paths = [stream(params, seed) for seed in range(20)], list(range(20)), [[3, 5]] * 20
-    expected = keyed_scores(full, streams, depths, True, paths)
-    found = keyed_scores(logits.gather(1, ids), streams, depths, True, paths, Pool(ids, VOCAB))
-    torch.testing.assert_close(found, expected.gather(1, ids), atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("params", [SamplingParams(), *SAMPLED])
 def test_the_best_of_a_pool_are_named_in_the_targets_ids(params: SamplingParams) -> None:
     """Guards against columns of a pool that are taken for ids, and scores that belong to other ids."""
@@ -120,11 +106,12 @@ def level_of_trees(every: list[SamplingParams]) -> tuple[list[Stream], list[int]
         [SAMPLED[3]],
         [*SAMPLED, SamplingParams(), *SAMPLED],
         [SamplingParams(repetition_penalty=1.2, temperature=0.9, min_p=0.01), SAMPLED[1]] * 2,
+        [SamplingParams(logit_bias=((3, 2.0),), temperature=1.0)],
     ],
 )
 def test_scores_are_those_of_every_row_by_itself(every: list[SamplingParams], pooled: bool) -> None:
-    """Guards against noise shared by rows that await other draws or score other ids: to the bit, each row has the
-    plain formula's scores."""
+    """Guards against noise shared by rows that await other draws or score other ids, and against noise, biases and
+    penalties of a column instead of an id: to the bit, each row has the plain formula's scores."""
     streams, depths, paths, ids = level_of_trees(every)
     depths[-1] += 1
     width = ids.shape[1] if pooled else WIDE

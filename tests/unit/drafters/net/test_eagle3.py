@@ -67,22 +67,6 @@ def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> No
             start += size
 
 
-def test_the_embedding_comes_first_and_the_plain_residual_is_raw() -> None:
-    """Guards against [feature; embedding]: with queries that cannot see the first half, embeddings must not matter."""
-    net = eagle3_net()
-    with torch.no_grad():
-        for name in ("q_proj", "k_proj", "v_proj"):
-            getattr(net.midlayer.self_attn, name).weight[:, :24] = 0
-    states, positions = rows(4, 24, seed=3), torch.arange(4)
-    first, _ = net(rows(4, 24, seed=1), states, positions, whole)
-    second, _ = net(rows(4, 24, seed=2), states, positions, whole)
-    assert torch.equal(first, second)
-    with torch.no_grad():
-        net.midlayer.self_attn.o_proj.weight.zero_()
-        net.midlayer.mlp.down_proj.weight.zero_()
-    assert torch.equal(net(rows(4, 24), states, positions, whole)[0], states)
-
-
 def test_the_targets_embedding_is_used_and_its_head_asked_for_where_the_file_has_none() -> None:
     """Guards against a copy of the target's tables, and against a head that is silently missing."""
     table = rows(50, 24, seed=8)

@@ -79,17 +79,6 @@ def test_the_loss_is_that_of_every_anchor_and_head_by_itself(head: HeadKind) -> 
     assert terms["loss"].dtype == terms["weight"].dtype == torch.float32
 
 
-def test_neighbours_and_padding_change_nothing() -> None:
-    """Guards against a loss that depends on what a sequence shares its batch with."""
-    objective, batch = shaken(fresh()), held_out()
-    alone = 0.0
-    for row, length in enumerate(batch.lengths):
-        ids, mask, features = (whole[row : row + 1, :length] for whole in (batch.ids, batch.mask, batch.features))
-        cut = Batch(ids, mask, (length,), (0,), features)
-        alone += objective(cut, 0.0)["loss"].item()
-    assert objective(batch, 0.0)["loss"].item() == pytest.approx(alone, rel=1e-5)
-
-
 @pytest.mark.parametrize("head", KINDS)
 def test_the_start_is_the_targets_own_head(head: HeadKind) -> None:
     """Guards against a random start, which throws away what the target's head knows, and blocks that cannot learn."""
