@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from outpace.models.layers.prepare import FusedRMSNorm, fuse_norms
+from outpace.models.layers.prepare import FusedRMSNorm
 
 
 def _stock(width: int, dtype: torch.dtype) -> LlamaRMSNorm:
@@ -36,11 +35,3 @@ def test_a_row_has_the_same_bits_in_any_company(width: int, dtype: torch.dtype) 
     for count in (1, 2, 3, 5, 9, 17, 33):
         for start in range(0, 64 - count, count):
             assert torch.equal(norm(rows[:, start : start + count]), together[:, start : start + count])
-
-
-def test_norms_of_another_kind_stay() -> None:
-    """Guards against fusing a norm that scales by 1 + weight, as Gemma's do."""
-    holder = torch.nn.ModuleDict({"plain": _stock(8, torch.float32), "gemma": Gemma2RMSNorm(8)})
-    fuse_norms(holder)
-    assert isinstance(holder["plain"], FusedRMSNorm)
-    assert isinstance(holder["gemma"], Gemma2RMSNorm)
