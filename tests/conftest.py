@@ -24,7 +24,7 @@ from outpace.methods import profile
 
 # Triton exists for these machines; elsewhere nothing imports it.
 HAS_TRITON = sys.platform == "linux" and platform.machine() == "x86_64"
-collect_ignore = [] if HAS_TRITON else ["unit/models/gpu", "unit/sources/rollout", "cli/test_gpu_check.py"]
+collect_ignore = [] if HAS_TRITON else ["unit/gpu", "unit/drafters/source/rollout", "cli/test_gpu_check.py"]
 
 # Tests run in as many processes as there are cores; threads that wait for a busy core cost minutes.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

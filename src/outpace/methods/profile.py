@@ -226,7 +226,7 @@ REASONS = {
     "synthetic_acceptance_rates": _SYNTHETIC,
     "synthetic_acceptance_length": _SYNTHETIC,
     "enable_adaptive_verification": "use method='dynatree' for trees that follow confidence",
-    "dspark_draft_topk": "DSpark is not a method here",
+    "dspark_draft_topk": "how many candidates DSpark keeps is not an option here",
 }
 """Keys that vLLM knows and that have no equal here, and why."""
 
