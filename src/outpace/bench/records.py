@@ -112,7 +112,10 @@ class RunFolder:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.path = folder
         wanted = json.loads(json.dumps(settings))
-        if (folder / SETTINGS).is_file():
+        if not _text_of(folder / RECORDS):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
+        elif (folder / SETTINGS).is_file():
             made = _object_of(folder / SETTINGS, _text_of(folder / SETTINGS))
             for field in dict.fromkeys([*wanted, *made]):
                 if made.get(field) != wanted.get(field):
@@ -120,11 +123,8 @@ class RunFolder:
                         f"out={str(folder)!r}: its records were made with {field}={made.get(field)!r}, and this run "
                         f"has {wanted.get(field)!r}; choose a new folder"
                     )
-        elif (folder / RECORDS).exists():
-            raise InvalidRequest(f"out={str(folder)!r}: its records do not say their settings; choose a new folder")
         else:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
+            raise InvalidRequest(f"out={str(folder)!r}: its records do not say their settings; choose a new folder")
 
     def read(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
         """Records of the groups that are there whole; what a kill left of another one is cut off. `sizes`: records of

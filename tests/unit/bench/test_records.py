@@ -91,15 +91,17 @@ def test_a_run_that_is_taken_up_counts_as_one_in_one_piece(model: Model, tmp_pat
 def test_records_of_other_settings_are_refused_by_name(
     model: Model, tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
-    """Guards against one table made of two experiments."""
-    RunFolder(tmp_path, BenchRun(model, PLAN).settings)
+    """Guards against one table made of two experiments, and a run that was stopped before
+    its first record and cannot be continued by newer code."""
+    RunFolder(tmp_path, BenchRun(model, replace(PLAN, **changes)).settings)
+    RunFolder(tmp_path, BenchRun(model, PLAN).settings).append([{}])
     RunFolder(tmp_path, BenchRun(model, PLAN).settings)
     with pytest.raises(InvalidRequest, match=f"its records were made with {field}=.*; choose a new folder"):
         RunFolder(tmp_path, BenchRun(model, replace(PLAN, **changes)).settings)
 
 
 def test_records_without_settings_are_refused(model: Model, tmp_path: Path) -> None:
-    """Guards against records of nobody knows what, to which others are added."""
+    """Guards against records of unknown settings, to which others are added."""
     (tmp_path / RECORDS).write_text("{}\n")
     with pytest.raises(InvalidRequest, match="do not say their settings"):
         RunFolder(tmp_path, BenchRun(model, PLAN).settings)

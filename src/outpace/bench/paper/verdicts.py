@@ -211,7 +211,7 @@ def judge(
 def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str:
     rows = [row for row in claim.named_rows if not any(comparison.has(label, row) for label in labels)]
     if rows:
-        return f"no records of {', '.join(rows)} in these runs; a full run has them"
+        return f"no records of {', '.join(rows)} in these runs: quick ones leave them out, or they are not measured yet"
     return "too few runs to compare; a full run has them"
 
 
