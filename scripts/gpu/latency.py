@@ -133,11 +133,8 @@ class Latency:
 
     def _pass(self, target: TransformersTarget, rows: int) -> Any:
         """A pass with its head and the best ids, over tables that are made beforehand."""
-        shape = Topology.chain(rows)
         tokens = torch.zeros(rows, dtype=torch.int64)
-        parts = [
-            PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask) for slot in range(len(target.kv.lengths))
-        ]
+        parts = [PassPart.of(slot, tokens) for slot in range(len(target.kv.lengths))]
         segments, positions = target._segments(parts)
         cache = PassCache(segments, TilePlan.of(segments, target.exact))
         ids = torch.zeros(rows * len(parts), dtype=torch.int64, device=self._device)

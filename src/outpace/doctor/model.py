@@ -154,10 +154,10 @@ def measured_passes(target: TransformersTarget, slot: int, seconds: float = SECO
     context = max(1, min(CONTEXT, target.max_length - ROWS))
     ids = torch.arange(context + ROWS) % target.vocab_size
     target.rewind_slot(slot, 0)
-    target.run([_part(slot, Topology.chain(context), ids)])
+    target.run([PassPart.of(slot, ids[:context])])
     target.commit([slot], [range(context)])
     tree = Topology.of([-1, *((node - 1) // 2 for node in range(1, ROWS))])
-    one, many = (_part(slot, shape, ids[context:]) for shape in (Topology.chain(1), tree))
+    one, many = PassPart.of(slot, ids[context : context + 1]), PassPart.of(slot, ids[context:], tree)
     layers = products_of_a_row(target)
     inputs = [(layer, _row(layer)) for layer in layers]
     works = (
@@ -241,10 +241,6 @@ def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[
         return see, see
     alone = "set OMP_NUM_THREADS=1 and compare: threads may wait for each other longer than they compute"
     return (FEWER_BITS if target.quantize == "none" else alone), alone
-
-
-def _part(slot: int, shape: Topology, ids: Tensor) -> PassPart:
-    return PassPart(slot, ids[: len(shape)], shape.depth_tensor, shape.ancestor_mask)
 
 
 def _row(layer: nn.Module) -> Tensor:

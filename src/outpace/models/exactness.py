@@ -177,7 +177,7 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
     )
     ids = torch.randint(target.vocab_size, (max(_TREES),), generator=torch.Generator().manual_seed(0))
     slots = range(_SLOTS)
-    prompts = [_chain(slot, ids[slot : _PROMPT - slot]) for slot in slots]
+    prompts = [PassPart.of(slot, ids[slot : _PROMPT - slot]) for slot in slots]
     slot = slots[0]
     model.run(prompts[:1])
     prompt = _written(model, slot, range(_PROMPT))
@@ -199,7 +199,7 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
         torch.equal(getattr(one, name)[0], getattr(several, name)[0]) for name in ("logits", "top_ids", "top_logits")
     ):
         yield "the LM head gives a row other bits with others than alone"
-    singles = [_chain(each, ids[:1]) for each in slots[:2]]
+    singles = [PassPart.of(each, ids[:1]) for each in slots[:2]]
     together = model.run([*singles, _tree(slots[2], min(_TREES), (0, 4, 8), ids)])
     if not torch.equal(together[0], alone[0]):
         yield "a token has other bits in a batch than alone"
@@ -224,15 +224,9 @@ def _kind(layer: nn.Module) -> list[object]:
     return kind
 
 
-def _chain(slot: int, tokens: Tensor) -> PassPart:
-    """A prompt's chunk; of one token, a pass of plain decoding."""
-    shape = Topology.chain(len(tokens))
-    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
-
-
 def _decoded(model: PackedModel, slot: int, token: Tensor) -> Tensor:
     """[1, H] of a token by plain decoding."""
-    hidden = model.run([_chain(slot, token[None])])
+    hidden = model.run([PassPart.of(slot, token[None])])
     model.commit([slot], [[0]])
     return hidden
 
@@ -244,8 +238,7 @@ def _tree(slot: int, size: int, places: Sequence[int], ids: Tensor) -> PassPart:
     for depth, node in enumerate(places):
         tokens[node] = ids[depth]
         parents[node] = places[depth - 1] if depth else -1
-    shape = Topology.of(parents)
-    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
+    return PassPart.of(slot, tokens, Topology.of(parents))
 
 
 def _written(model: PackedModel, slot: int, places: Sequence[int]) -> Tensor:

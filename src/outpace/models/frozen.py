@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest
 from outpace.models.native import norm_factors
 from outpace.models.packed import PackedModel, PassPart
@@ -97,14 +96,9 @@ class FrozenTarget:
             group = range(start, min(start + size, len(ids)))
             for slot in range(len(group)):
                 self._model.rewind_slot(slot, 0)
-            parts = [_whole(slot, ids[at, : lengths[at]].cpu()) for slot, at in enumerate(group)]
+            parts = [PassPart.of(slot, ids[at, : lengths[at]].cpu()) for slot, at in enumerate(group)]
             tapped = self._model.run_tapped(parts, taps)[1]
             side_by_side = torch.cat([tapped[tap] for tap in taps], dim=-1)  # [sum of lengths, taps * H]
             for at, own in zip(group, side_by_side.split([lengths[at] for at in group]), strict=True):
                 rows[at, : lengths[at]] = own
         return rows
-
-
-def _whole(slot: int, ids: Tensor) -> PassPart:
-    shape = Topology.chain(len(ids))
-    return PassPart(slot, ids, shape.depth_tensor, shape.ancestor_mask)

@@ -54,6 +54,12 @@ class PassPart:
     scratch: int = 0
     view: Tensor | None = None
 
+    @classmethod
+    def of(cls, slot: int, tokens: Tensor, shape: Topology | None = None) -> "PassPart":
+        """Tokens as a tree after the committed rows; None for a chain."""
+        shape = Topology.chain(len(tokens)) if shape is None else shape
+        return cls(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
+
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     """A decoder's stack of layers, and its attribute name."""
@@ -372,10 +378,9 @@ class PackedModel:
     def _compared(self) -> NativeDecoder:
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size
-        chain = Topology.chain(count)
         # Slots of its own: rounding of keys and values would hide what is compared.
         kv = self._slots(slots=1, capacity=count, key_dtype=self.dtype, value_dtype=self.dtype)
-        segments, positions = self._segments([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)], kv)
+        segments, positions = self._segments([PassPart.of(0, ids)], kv)
         taps = range(len(layers_of(self.decoder)[1]) + 2)
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)

@@ -173,8 +173,8 @@ class TransformersTarget(PackedModel):
             Per chunk the top ids of all positions if wanted, and the last position's outputs for a prompt's last chunk;
             and the outputs at every node of every tree.
         """
-        parts = [_part(chunk.slot, chunk.tokens, Topology.chain(len(chunk.tokens))) for chunk in chunks]
-        parts += [_part(slot, tree.tokens, tree.topology) for slot, tree in zip(slots, trees, strict=True)]
+        parts = [PassPart.of(chunk.slot, chunk.tokens) for chunk in chunks]
+        parts += [PassPart.of(slot, tree.tokens, tree.topology) for slot, tree in zip(slots, trees, strict=True)]
         wanted = [chunk.taps for chunk in chunks] + list(taps or [()] * len(trees))
         hidden, tapped = self.run_tapped(parts, [tap for own in wanted for tap in own], captured=not chunks)
         sizes = [*(len(chunk.tokens) for chunk in chunks), *map(len, trees)]
@@ -219,10 +219,6 @@ def _milliseconds(layers: Sequence[KernelLinear], rows: int) -> float:
     for layer, given in zip(layers, inputs, strict=True):
         layer.wide(given)
     return (perf_counter() - started) * 1e3
-
-
-def _part(slot: int, tokens: Tensor, shape: Topology) -> PassPart:
-    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
 
 
 def _concatenated(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:

@@ -94,10 +94,7 @@ def test_the_numbers_are_those_of_plain_attention(window: int | None, softcap: f
 def test_long_passes_are_cut_where_fixed_shapes_end() -> None:
     """Guards against rows lost or doubled at the cuts, and rows that no longer see what an earlier piece wrote."""
     shapes = [Topology.chain(1), Topology.of(random_parents(200, random.Random(1))), Topology.chain(90)]
-    parts = [
-        PassPart(slot, torch.arange(len(shape)), shape.depth_tensor, shape.ancestor_mask)
-        for slot, shape in enumerate(shapes)
-    ]
+    parts = [PassPart.of(slot, torch.arange(len(shape)), shape) for slot, shape in enumerate(shapes)]
     pieces = list(pieces_of(parts, 64))
     counts = [sum(len(part.tokens) for part in piece) for piece in pieces]
     assert counts == [64, 64, 64, 64, 35]

@@ -239,13 +239,13 @@ def test_int8_is_written_alike_by_kernels_and_by_python(head_dim: int) -> None:
     """Guards against rows that one path rotates or rounds otherwise than the other, so that bits depend on who wrote
     them."""
     config = tiny_config("llama", head_dim=head_dim)
-    model, chain, ids = stock_model(config, ATTENTION_NAME), Topology.chain(9), random_ids(9, seed=1)
+    model, ids = stock_model(config, ATTENTION_NAME), random_ids(9, seed=1)
     found = []
     for word in ("float32", "int8"):
         target = TransformersTarget(copy.deepcopy(model), 64, 1, (), kv_cache_dtype=word)
         assert target.native is not None
         assert target.kv_cache_dtype == word
-        target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)])
+        target.run([PassPart.of(0, torch.tensor(ids))])
         found.append(target.kv)
     exact, kernels = found
     assert kernels.key_offsets.any()

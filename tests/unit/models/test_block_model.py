@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from outpace.core.tree import Topology
 from outpace.kernels.blocks import BlockLinear, BlockWeight
 from outpace.lib.errors import ModelError
 from outpace.models.exactness import probe
@@ -45,8 +44,7 @@ def test_every_family_runs_on_its_blocks(family: str, tmp_path: Path) -> None:
     ids = random_ids(20, seed=3)
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([ids])).logits[0]
-    chain = Topology.chain(len(ids))
-    hidden = target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)])
+    hidden = target.run([PassPart.of(0, torch.tensor(ids))])
     found = target.head(hidden).logits
     # 8-bit weights and activations: 1 % of the numbers each, more after three layers. Other rows give 100 %.
     assert float((found - expected).norm() / expected.norm()) < 0.1

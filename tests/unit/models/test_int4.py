@@ -64,11 +64,9 @@ def test_every_matrix_is_quantised_and_passes_are_bitwise(family: str) -> None:
 
 
 def _hidden(target: TransformersTarget, ids: torch.Tensor) -> torch.Tensor:
-    from outpace.core.tree import Topology
     from outpace.models.packed import PassPart
 
-    chain = Topology.chain(len(ids))
-    return target.run([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)])
+    return target.run([PassPart.of(0, ids)])
 
 
 def test_more_bits_where_the_recipe_says_so() -> None:

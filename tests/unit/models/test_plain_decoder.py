@@ -55,12 +55,10 @@ def test_hidden_states_are_those_of_transformers(name: str, pack: bool) -> None:
     """Guards against a formula or a setting of a family that the plain decoder computes in another way."""
     found = []
     ids = torch.tensor(random_ids(20, 3))
-    chain = Topology.chain(14)
     for target in targets(case(name), pack):
-        target.run([PassPart(0, ids[:14], chain.depth_tensor, chain.ancestor_mask)])
+        target.run([PassPart.of(0, ids[:14])])
         target.commit([0], [range(14)])
-        part = PassPart(0, ids[14:], SHAPE.depth_tensor, SHAPE.ancestor_mask)
-        found.append(target.run_tapped([part], (0, 1, target.config.num_hidden_layers)))
+        found.append(target.run_tapped([PassPart.of(0, ids[14:], SHAPE)], (0, 1, target.config.num_hidden_layers)))
         assert (target.native is not None) == pack, target.computed_by
     (expected, taps), (actual, own_taps) = found
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
@@ -86,8 +84,7 @@ def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) 
         ids = random_ids(8, 5)
         for _ in range(24):
             target.rewind_slot(0, 0)
-            chain = Topology.chain(len(ids))
-            part = PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)
+            part = PassPart.of(0, torch.tensor(ids))
             ids.append(int(target.head(target.run([part])[-1:]).logits.argmax()))
         answers.append(ids)
     assert answers[0] == answers[1]

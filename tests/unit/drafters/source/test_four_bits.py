@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.params import SamplingParams
-from outpace.core.tree import Topology
 from outpace.engine.engine import Engine
 from outpace.kernels.blocks import BlockLinear
 from outpace.kernels.linear import KernelLinear, Kind
@@ -47,9 +46,7 @@ def target_of(family: str = "llama", **options: Any) -> TransformersTarget:
 
 def logits_of(model: PackedModel, slot: int, ids: list[int]) -> Tensor:
     """[T, V] of ids behind a slot's committed rows."""
-    chain = Topology.chain(len(ids))
-    rows = model.run([PassPart(slot, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask)])
-    return model.head.scores(rows)
+    return model.head.scores(model.run([PassPart.of(slot, torch.tensor(ids))]))
 
 
 @pytest.mark.parametrize("options", ["", "shape=beam", "select=window,keep=40", "select=snap,keep=40"])
