@@ -42,24 +42,10 @@ EARLY_EXIT = "early-exit"
 EARLY_EXIT_SHARE = 2 / 3
 
 
-@dataclass(frozen=True, eq=False)
-class DraftRows:
-    """One request's part of a draft pass.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DraftRows(PassPart):
+    """One request's part of a draft pass, of which the last `wanted` rows are scored."""
 
-    Attributes:
-        slot: of the request in the model.
-        tokens: [N] int64 fresh rows.
-        offsets: [S + N] positions of scratch and fresh rows after the committed ones.
-        visible: [N, S + N] bool; None if all.
-        scratch: S.
-        wanted: how many of the last rows to score.
-    """
-
-    slot: int
-    tokens: Tensor
-    offsets: Tensor
-    visible: Tensor | None
-    scratch: int
     wanted: int
 
 
@@ -110,8 +96,10 @@ class DraftModel(PackedModel):
         """As `level_scores`. `window`: how many of the last committed rows are seen, as of `SlotKV.windowed`; None for
         all."""
         self._count([growth.tokens for growth in growths])
-        known = [replace(growth, tokens=self._known(growth.tokens)) for growth in growths]
-        return level_scores(self, known, [self.kv.windowed(growth.slot, window) for growth in growths], head)
+        known = [
+            replace(one, tokens=self._known(one.tokens), view=self.kv.windowed(one.slot, window)) for one in growths
+        ]
+        return level_scores(self, known, head)
 
     def _count(self, tokens: Sequence[Tensor]) -> None:
         self.passes += 1
@@ -124,25 +112,15 @@ class DraftModel(PackedModel):
 
 @NET
 @torch.inference_mode()
-def level_scores(
-    model: PackedModel,
-    growths: Sequence[DraftRows],
-    views: Sequence[Tensor | None],
-    head: SubsetHead | None = None,
-) -> Tensor:
+def level_scores(model: PackedModel, growths: Sequence[DraftRows], head: SubsetHead | None = None) -> Tensor:
     """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
 
     Args:
         model: whose slots the rows are in.
         growths: the requests' rows.
-        views: the committed rows that each request's see, as of `Segment`; None for all.
         head: scores some ids only, [W, K]; None for the model's own head.
     """
-    parts = [
-        PassPart(one.slot, one.tokens, one.offsets, one.visible, one.scratch, view=view)
-        for one, view in zip(growths, views, strict=True)
-    ]
-    hidden = model.run(parts).split([len(growth.tokens) for growth in growths])
+    hidden = model.run(growths).split([len(growth.tokens) for growth in growths])
     last = [rows[-growth.wanted :] for rows, growth in zip(hidden, growths, strict=True)]  # [wanted, H] each
     return (head or model.head).own_scores(torch.cat(last))
 

@@ -44,7 +44,7 @@ def written(folder: Path, target: TransformersTarget, dtype: torch.dtype = torch
 
 
 def logits_of(draft: DraftModel) -> torch.Tensor:
-    return draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), 0, 20)])
+    return draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), wanted=20)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

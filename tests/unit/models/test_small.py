@@ -115,7 +115,7 @@ def test_what_is_written_drafts(family: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
     assert all(weight.dtype == torch.float32 for weight in small.parameters()), "training goes on"
     draft = load_drafter(str(tmp_path / "new" / "draft"), target, CODEC)
-    found = draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), 0, 20)])
+    found = draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), wanted=20)])
     with torch.no_grad():
         for weight in small.parameters():
             weight.copy_(weight.bfloat16())

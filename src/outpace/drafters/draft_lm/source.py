@@ -157,7 +157,7 @@ class DraftLM(LanguageModelSource):
         tokens = torch.tensor(state.asked.ids[self.model.length(state.slot) :])
         count = len(tokens)
         visible = torch.ones(count, count, dtype=torch.bool).tril()
-        return DraftRows(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)
+        return DraftRows(state.slot, tokens, torch.arange(count), visible, wanted=1)
 
     def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
         before, count = len(state.scratch), len(tokens)

@@ -73,12 +73,13 @@ class SelfDraft(LanguageModelSource):
 
     def _root(self, state: SelfState) -> DraftRows:
         tokens = torch.tensor([state.asked.ids[-1]])
-        return DraftRows(state.slot, tokens, torch.zeros(1, dtype=torch.int64), None, scratch=0, wanted=1)
+        return DraftRows(state.slot, tokens, torch.zeros(1, dtype=torch.int64), view=state.view, wanted=1)
 
     def _level(self, state: SelfState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
         before, count = 1 + len(state.scratch), len(tokens)  # the pending token is scratch, too
         visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above, start)], dim=1)
-        return DraftRows(state.slot, tokens, torch.tensor([0, *state.scratch.depths]), visible, before, wanted=count)
+        offsets = torch.tensor([0, *state.scratch.depths])
+        return DraftRows(state.slot, tokens, offsets, visible, before, state.view, wanted=count)
 
     def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
-        return level_scores(self.model, growths, [state.view for state in states], self._head), 1
+        return level_scores(self.model, growths, self._head), 1

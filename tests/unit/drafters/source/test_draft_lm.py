@@ -201,7 +201,7 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     assert (draft.config.num_hidden_layers, target.config.num_hidden_layers) == (2, 3)
     own = {id(weight) for weight in target.decoder.parameters()}
     assert all(id(weight) in own for weight in draft.decoder.parameters())
-    logits = draft.grow([DraftRows(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), 0, 2)])
+    logits = draft.grow([DraftRows(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), wanted=2)])
     assert torch.isfinite(logits).all()
 
 
