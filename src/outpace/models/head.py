@@ -54,13 +54,9 @@ class LmHead:
         self._scored: tuple[Tensor, Tensor] | None = None  # ids, and their rows of the weight
         self._subsets: WeakValueDictionary[bytes, SubsetHead] = WeakValueDictionary()
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """[V, H]; dequantised where a GGUF file's blocks are multiplied as they are."""
-        return self._weight
-
-    @cached_property
-    def _weight(self) -> Tensor:
         layer = self._source
         weight: Tensor = layer.unpacked() if isinstance(layer, KernelLinear) else layer.weight.detach()
         return weight
@@ -87,7 +83,7 @@ class LmHead:
         # Before the cap, which can round different logits to the same value.
         top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, self.vocab_size), dim=-1)  # [R, k]
         if logits.dtype in (torch.bfloat16, torch.float16):
-            rows = self._weight[top_ids].float()  # [R, k, H]
+            rows = self.weight[top_ids].float()  # [R, k, H]
             top_logits = (rows * hidden[:, None].float()).sum(dim=-1)
             if self._bias is not None:
                 top_logits += self._bias[top_ids].float()
@@ -103,13 +99,12 @@ class LmHead:
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
 
-    def own_scores(self, hidden: Tensor) -> Tensor:
-        """As `scores`; the counterpart of `SubsetHead.own_scores`."""
-        return self.scores(hidden)
+    own_scores = scores
+    """The counterpart of `SubsetHead.own_scores`."""
 
     def differentiable(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [..., V] in the compute dtype, or [..., K] of some ids; gradients reach hidden states [..., H]."""
-        weight, bias = self._weight, self._bias
+        weight, bias = self.weight, self._bias
         if ids is not None:
             if self._scored is None or self._scored[0] is not ids:  # a training step scores the same ids many times
                 self._scored = ids, weight[ids]
@@ -130,7 +125,7 @@ class LmHead:
                 found = self._subsets[key] = SubsetHead(part, ids, self.vocab_size)
             return found
         return subset_head(
-            self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, make=self._make
+            self.weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, make=self._make
         )
 
     def top_ids(self, hidden: Tensor) -> Tensor:
