@@ -26,6 +26,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
 }
 _ROPELESS = 4  # SmolLM3 has no rotation in every fourth layer
+NORMS = {
+    "llama": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "gemma": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    "olmo2": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+}
+"""Norms of a layer before and after attention, before and after the MLP; "" for none."""
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines [T, D]."""
 
@@ -226,24 +237,19 @@ class PlainLayer(nn.Module):
 
     def __init__(self, config: PlainConfig, layer_idx: int) -> None:
         super().__init__()
-        names = ["input_layernorm", "post_attention_layernorm"]
-        if config.model_type.startswith("gemma"):
-            names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-        elif config.model_type == "olmo2":
-            names = ["post_attention_layernorm", "post_feedforward_layernorm"]
+        family = "gemma" if config.model_type.startswith("gemma") else config.model_type
+        self.places = NORMS.get(family, NORMS["llama"])
         self.self_attn, self.mlp = PlainAttention(config, layer_idx), PlainMLP(config)
-        for name in names:
+        for name in filter(None, self.places):
             setattr(self, name, _norm(config, config.hidden_size))
-        places: dict[int, tuple[str | None, ...]] = {2: (names[0], None, names[1], None), 4: tuple(names)}
-        self.places = (None, names[0], None, names[1]) if config.model_type == "olmo2" else places[len(names)]
 
     def forward(self, rows: Tensor, rotations: dict[str | None, Rotation], cache: PassCache) -> Tensor:
         before, behind, before_mlp, behind_mlp = self.places
         rows = rows + self._normed(behind, self.self_attn(self._normed(before, rows), rotations, cache))
         return rows + self._normed(behind_mlp, self.mlp(self._normed(before_mlp, rows)))
 
-    def _normed(self, name: str | None, rows: Tensor) -> Tensor:
-        normed: Tensor = rows if name is None else getattr(self, name)(rows)
+    def _normed(self, name: str, rows: Tensor) -> Tensor:
+        normed: Tensor = getattr(self, name)(rows) if name else rows
         return normed
 
 
