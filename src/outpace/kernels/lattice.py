@@ -4,13 +4,15 @@ Python reference: `drafters.lattice.reference.weave`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from outpace.kernels import structs
 from outpace.kernels.build import call, threads
+
+_INPUTS = ("pending", "a", "b", "places", "ids", "gates", "base", "others", "sharpness")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +81,8 @@ def weave(rows: Sequence[LatticeRows]) -> list[Woven]:
         endings = torch.tensor(one.endings, dtype=torch.int64)
         tokens, parents = torch.empty(2, one.budget + 1, dtype=torch.int64)
         tokens[0] = one.token
-        woven = Woven(
-            torch.zeros(depth, width, width),
-            torch.zeros(depth, width),
-            tokens,
-            parents,
-            torch.empty(one.budget + 1),
-        )
+        scores, log_mass = torch.zeros(depth, width, width), torch.zeros(depth, width)
+        woven = Woven(scores, log_mass, tokens, parents, torch.empty(one.budget + 1))
         given = {name: getattr(one, name) for name in _INPUTS} | {"endings": endings}
         for name, tensor in (*given.items(), *vars(woven).items()):
             setattr(block, name, tensor.data_ptr())
@@ -96,16 +93,8 @@ def weave(rows: Sequence[LatticeRows]) -> list[Woven]:
         kept.append((given, noise))
         made.append(woven)
     call("weave", blocks, len(rows), threads())
+    sizes = [block.count for block in blocks]
     return [
-        Woven(
-            one.scores,
-            one.log_mass,
-            one.tokens[: block.count],
-            one.parents[: block.count],
-            one.path_scores[: block.count],
-        )
-        for block, one in zip(blocks, made, strict=True)
+        replace(one, tokens=one.tokens[:size], parents=one.parents[:size], path_scores=one.path_scores[:size])
+        for one, size in zip(made, sizes, strict=True)
     ]
-
-
-_INPUTS = ("pending", "a", "b", "places", "ids", "gates", "base", "others", "sharpness")

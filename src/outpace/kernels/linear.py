@@ -117,9 +117,12 @@ class KernelLinear(nn.Module):
     def codes(self) -> Int8Weight:
         """The codes of a layer in int8, as `_place` takes them."""
         assert self.scales is not None
-        panels = self.panels.view(len(self.scales) // PANEL, -1, PANEL, _TOGETHER[Kind.INT8])
-        whole = panels.transpose(1, 2).reshape(len(self.scales), -1)[: self.outputs, : self.inputs]
-        return Int8Weight((whole ^ 128).view(torch.int8), self.scales[: self.outputs])
+        return Int8Weight((self._numbers() ^ 128).view(torch.int8), self.scales[: self.outputs])
+
+    def _numbers(self) -> Tensor:
+        """[out, in] of the panels, as they are stored."""
+        panels = self.panels.view(-(-self.outputs // PANEL), -1, PANEL, _TOGETHER[self.kind])
+        return panels.transpose(1, 2).reshape(len(panels) * PANEL, -1)[: self.outputs, : self.inputs]
 
     @property
     def nbytes(self) -> int:
@@ -145,10 +148,7 @@ class KernelLinear(nn.Module):
         """
         if self.kind == Kind.INT8:
             raise InvalidRequest("quantize='int8': the full weights are gone; load the model with quantize='none'")
-        together = _TOGETHER[self.kind]
-        panels = self.panels.view(-(-self.outputs // PANEL), -1, PANEL, together)
-        whole = panels.transpose(1, 2).reshape(-(-self.outputs // PANEL) * PANEL, -1)
-        return whole[: self.outputs, : self.inputs].to(self.dtype)
+        return self._numbers().to(self.dtype)
 
 
 def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
