@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.kernels.build import call, kernels, threads
-from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
 from outpace.kernels.structs import PanelMatrix
 from outpace.lib.errors import ModelError
@@ -66,8 +66,7 @@ class BlockWeight:
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        size, width = BLOCK_SIZES[self.format]
-        return self.outputs * self.inputs // size * width
+        return self.outputs * self.inputs // self.format.size * self.format.width
 
     def take(self, ids: Tensor) -> "BlockWeight":
         """The matrix made of rows `ids` [K]."""
@@ -174,8 +173,8 @@ def _placed(
 ) -> tuple[PanelMatrix, Tensor, Tensor | None]:
     """A matrix for the kernels, with the panels and the bias that it points to."""
     if weight.packed is None:
-        size, file_bytes = BLOCK_SIZES[weight.format]
-        assert weight.data.shape[1] == weight.inputs // size * file_bytes, "rows must have the format's bytes"
+        width = weight.inputs // weight.format.size * weight.format.width
+        assert weight.data.shape[1] == width, "rows must have the format's bytes"
     assert weight.data.flags.c_contiguous, "rows must follow each other in memory"
     padding = -weight.outputs % PANEL
     own = None if bias is None else nn.functional.pad(bias, (0, padding))

@@ -7,7 +7,7 @@ import numpy as np
 
 from outpace.kernels.blocks import FORMATS
 from outpace.kernels.build import call, threads
-from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+from outpace.kernels.formats import BlockFormat
 
 _F = BlockFormat
 READ = FORMATS | {_F.F32, _F.BF16}
@@ -43,11 +43,9 @@ def quantize(
     """
     assert kind in READ, kind
     data = np.ascontiguousarray(data)
-    size, width = BLOCK_SIZES[kind]
-    rows, inputs = len(data), data.shape[1] // width * size
-    size, width = BLOCK_SIZES[to]
-    assert inputs % size == 0, "rows must be whole blocks"
-    blocks = np.empty((rows, inputs // size * width), dtype=np.uint8)
+    rows, inputs = len(data), data.shape[1] // kind.width * kind.size
+    assert inputs % to.size == 0, "rows must be whole blocks"
+    blocks = np.empty((rows, inputs // to.size * to.width), dtype=np.uint8)
     where = ctypes.c_void_p(data.ctypes.data), ctypes.c_int64(rows), inputs, ctypes.c_void_p(blocks.ctypes.data)
     call("quantize", int(to), int(kind), *where, threads())
     return blocks

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.kernels.blocks import BlockLinear, BlockWeight, Slabs
-from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.quantize import chosen_format, quantize
 from outpace.lib.errors import InvalidRequest
@@ -115,8 +115,7 @@ class _Copier:
 
 
 def _bytes(kind: BlockFormat, outputs: int, inputs: int) -> int:
-    size, width = BLOCK_SIZES[kind]
-    return outputs * (inputs // size) * width
+    return outputs * (inputs // kind.size) * kind.width
 
 
 def _weight(layer: KernelLinear) -> Tensor:

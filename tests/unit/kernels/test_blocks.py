@@ -9,7 +9,7 @@ import torch
 from gguf.quants import dequantize
 
 from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, reference_product
-from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+from outpace.kernels.formats import BlockFormat
 from tests.unit.models.tiny import needs_kernels
 
 F = BlockFormat
@@ -23,13 +23,12 @@ pytestmark = needs_kernels
 def random_weight(one: BlockFormat, outputs: int, blocks: int, seed: int = 0) -> BlockWeight:
     """A matrix of random blocks: every code, scale and minimum occurs; its rows are not in the file's order."""
     random = np.random.default_rng(seed)
-    size, width = BLOCK_SIZES[one]
-    data = random.integers(0, 256, (outputs, blocks, width), dtype=np.uint8)
+    data = random.integers(0, 256, (outputs, blocks, one.width), dtype=np.uint8)
     for at in HALVES.get(one, (0,)):
         data[:, :, at : at + 2] = random.normal(0, 0.01, (outputs, blocks, 1)).astype(np.float16).view(np.uint8)
     if one == F.MXFP4:
         data[:, :, 0] = random.integers(115, 125, (outputs, blocks))
-    return BlockWeight(one, data.reshape(outputs, -1), blocks * size, random.permutation(outputs))
+    return BlockWeight(one, data.reshape(outputs, -1), blocks * one.size, random.permutation(outputs))
 
 
 @each_format
@@ -46,7 +45,7 @@ def test_rows_are_dequantized_as_the_format_says(one: BlockFormat) -> None:
 def test_a_product_is_that_of_the_reference(one: BlockFormat) -> None:
     """Guards against panels that are laid out wrongly, an offset or a minimum that is taken off once too often, and
     outputs of a second matrix or of an incomplete panel in the wrong place."""
-    first, second = random_weight(one, 70, 3), random_weight(F.Q4_1, 5, 3 * BLOCK_SIZES[one][0] // 32, seed=1)
+    first, second = random_weight(one, 70, 3), random_weight(F.Q4_1, 5, 3 * one.size // 32, seed=1)
     rows, bias = torch.randn(37, first.inputs, generator=torch.Generator().manual_seed(0)), torch.arange(75.0)
     rows[3] = 0
     expected = torch.cat([reference_product(weight, rows) for weight in (first, second)], dim=1) + bias

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+from outpace.kernels.formats import BlockFormat
 from outpace.lib.errors import ModelError
 
 _VERSIONS = (2, 3)
@@ -226,20 +226,18 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, G
         shape = tuple(int(cursor.number("<Q", name)) for _ in range(sizes))[::-1]
         kind = _kind(int(cursor.number("<I", name)), name)
         place = int(cursor.number("<Q", name))
-        block, width = BLOCK_SIZES[kind]
-        if kind in _INTEGERS or prod(shape) < 1 or shape[-1] % block:
+        if kind in _INTEGERS or prod(shape) < 1 or shape[-1] % kind.size:
             raise ValueError(f"tensor {name} is {kind.name} {list(shape)}, which are not weights")
         if place != _aligned(end, alignment):
             raise ValueError(f"tensor {name} is at {place}, and those before it end at {end}")
-        places[name], end = (place, shape, kind), place + prod(shape) // block * width
+        places[name], end = (place, shape, kind), place + prod(shape) // kind.size * kind.width
     base = _aligned(cursor.place, alignment)
     if not 0 <= cursor.size - base - end < alignment:
         raise ValueError(f"after its header {cursor.size - cursor.place} bytes are left, and its tensors take {end}")
     content = np.frombuffer(cursor.content, np.uint8)
     found = {}
     for name, (place, shape, kind) in places.items():
-        block, width = BLOCK_SIZES[kind]
-        rows = (*shape[:-1], shape[-1] // block * width)
+        rows = (*shape[:-1], shape[-1] // kind.size * kind.width)
         found[name] = GgufTensor(name, shape, kind, content[base + place :][: prod(rows)].reshape(rows))
     return found
 

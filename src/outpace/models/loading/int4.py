@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+from outpace.kernels.formats import BlockFormat
 from outpace.kernels.quantize import READ, chosen_format, quantize
 from outpace.lib.stages import advance, stage
 from outpace.models.layers.linear import is_conv1d
@@ -85,8 +85,7 @@ def _quantized(tensor: GgufTensor, sensitive: bool) -> GgufTensor:
     advance(tensor.data.size)
     if to is None:
         return tensor
-    size, width = BLOCK_SIZES[to]
-    row = tensor.shape[-1] // size * width
+    row = tensor.shape[-1] // to.size * to.width
     if tensor.data.shape[-1] <= row:
         return tensor
     data, kind = tensor.data, tensor.kind
