@@ -7,7 +7,8 @@ of bits. So only the number of items grows with the context.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ _SMALLEST_CHUNK = 256
 _PROGRAMS = 512
 _ALIGNED = 4  # tables begin at multiples of 16 bytes, so that one compiled kernel serves all
 Table = NDArray[np.int32]
+Buffer = TypeVar("Buffer", Tensor, Table)
 Watch = Callable[[Tensor, Sequence[Segment], AttentionSettings], None]
 """Gets a layer's queries [heads, T, head_dim] of a pass."""
 
@@ -72,14 +74,11 @@ class Tables:
     def on(self, device: torch.device) -> "TilePlan":
         """Copy all tables to a device in one transfer."""
         tables = self.rows, self.tiles, self.items, self.tail, self.sight
-        starts = starts_of([table.size for table in tables])
-        buffer = np.zeros(starts[-1], np.int32)
-        for start, table in zip(starts, tables, strict=False):
-            buffer[start : start + table.size] = table.ravel()
-        whole = staged(buffer, device).to(device, non_blocking=True)
-        rows, tiles, items, tail, sight = (
-            whole[start : start + table.size].view(table.shape) for start, table in zip(starts, tables, strict=False)
-        )
+        shapes = [table.shape for table in tables]
+        buffer = np.zeros(starts_of(shapes)[-1], np.int32)
+        for view, table in zip(views_of(buffer, shapes), tables, strict=True):
+            view[:] = table
+        rows, tiles, items, tail, sight = views_of(staged(buffer, device).to(device, non_blocking=True), shapes)
         on_host = np.column_stack([self.tiles, self.ends]).tolist()
         return TilePlan(rows, tiles, items, tail, sight, exact=self.exact, is_split=self.is_split, on_host=on_host)
 
@@ -115,9 +114,15 @@ class TilePlan:
         return Tables.of(segments, exact, chunk).on(segments[0].kv.keys.device)
 
 
-def starts_of(sizes: Sequence[int]) -> list[int]:
-    """Offsets of tables of these sizes in one buffer, and the end of the last one."""
-    return [0, *np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()]
+def starts_of(shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """Offsets of tables of these shapes in one buffer, and the end of the last one."""
+    return [0, *np.cumsum([-(-prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]).tolist()]
+
+
+def views_of(buffer: Buffer, shapes: Sequence[tuple[int, ...]]) -> list[Buffer]:
+    """Tables of these shapes that lie side by side in a buffer."""
+    places = zip(starts_of(shapes), shapes, strict=False)
+    return [buffer[start : start + prod(shape)].reshape(shape) for start, shape in places]
 
 
 def staged(buffer: Table, device: torch.device) -> Tensor:

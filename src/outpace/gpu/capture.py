@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.cache.passes import ROWS_PER_TILE, Tables, TilePlan, staged, starts_of
+from outpace.cache.passes import ROWS_PER_TILE, Tables, TilePlan, staged, starts_of, views_of
 from outpace.cache.slots import SlotKV
 from outpace.gpu.backend import next_power, runs_triton
 from outpace.lib.errors import first_line
@@ -185,7 +185,7 @@ class Bucket(NamedTuple):
     @property
     def size(self) -> int:
         """Numbers of all tables side by side."""
-        return starts_of(self._sizes)[-1]
+        return starts_of(self._shapes)[-1]
 
     @property
     def _shapes(self) -> list[tuple[int, ...]]:
@@ -193,19 +193,12 @@ class Bucket(NamedTuple):
             (self.rows, 4), (self.tiles, 8), (self.items, 4), (self.rows, _columns(self.exact)), (self.tail,)
         ]  # fmt: skip
 
-    @property
-    def _sizes(self) -> list[int]:
-        return [int(np.prod(shape)) for shape in self._shapes]
-
     def filled(self, tables: Tables, spare: tuple[int, int], device: torch.device) -> Tensor:
         """[N] tables of a pass and their padding on the host, ready to be copied to a device; N is at most `size`."""
-        starts = starts_of(self._sizes)
-        buffer = np.zeros(starts[-2] + len(tables.tail), np.int32)
-        rows, tiles, items, sight = (
-            buffer[start : start + int(np.prod(shape))].reshape(shape)
-            for start, shape in zip(starts, self._shapes[:-1], strict=False)
-        )
-        buffer[starts[-2] :] = tables.tail
+        start = starts_of(self._shapes)[-2]  # of the tail, of which what is there is copied alone
+        buffer = np.zeros(start + len(tables.tail), np.int32)
+        rows, tiles, items, sight = views_of(buffer, self._shapes[:-1])
+        buffer[start:] = tables.tail
         count, used, listed = len(tables.rows), len(tables.tiles), len(tables.items)
         rows[:count], rows[count:, :2] = tables.rows, spare
         sight[:count, : tables.sight.shape[1]] = tables.sight
@@ -221,10 +214,7 @@ class Bucket(NamedTuple):
 
     def plan(self, buffer: Tensor) -> TilePlan:
         """Views of tables that lie side by side on a device."""
-        rows, tiles, items, sight, tail = (
-            buffer[start : start + size].view(shape)
-            for start, size, shape in zip(starts_of(self._sizes), self._sizes, self._shapes, strict=False)
-        )
+        rows, tiles, items, sight, tail = views_of(buffer, self._shapes)
         return TilePlan(rows, tiles, items, tail, sight, exact=self.exact, is_split=self.is_split, on_host=None)
 
 
