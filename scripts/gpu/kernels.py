@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from outpace.cache.passes import TilePlan
+from outpace.cache.passes import Tables
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.drafters.domino.gpu import head as steps
@@ -65,7 +65,7 @@ def _attention(device: torch.device, dtype: torch.dtype, small: bool, exact: boo
         query = torch.randn(heads, start, dim, device=device).to(dtype)
         window, softcap = chance.choice([None, 33]), chance.choice([None, 20.0])
         settings = AttentionSettings(0, dim**-0.5, window, softcap)
-        plan = TilePlan.of(segments, exact)
+        plan = Tables.of(segments, exact).on(device)
         actual, expected = (compute(query, kv, plan, settings).float() for compute in (attend_plan, by_torch))
         worst = max(worst, float((actual - expected).abs().max()))
     return worst

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outpace.cache.passes import PassCache, TilePlan
+from outpace.cache.passes import PassCache, Tables
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.dflash.net import DFlashNet
@@ -136,7 +136,7 @@ class Latency:
         tokens = torch.zeros(rows, dtype=torch.int64)
         parts = [PassPart.of(slot, tokens) for slot in range(len(target.kv.lengths))]
         segments, positions = target._segments(parts)
-        cache = PassCache(segments, TilePlan.of(segments, target.exact))
+        cache = PassCache(segments, Tables.of(segments, target.exact).on(self._device))
         ids = torch.zeros(rows * len(parts), dtype=torch.int64, device=self._device)
         where = positions.to(self._device)
 

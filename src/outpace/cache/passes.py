@@ -108,11 +108,6 @@ class TilePlan:
     is_split: bool
     on_host: list[list[int]] | None
 
-    @classmethod
-    def of(cls, segments: Sequence[Segment], exact: bool = False, chunk: int | None = None) -> "TilePlan":
-        """Tables of a pass, on the device of its slots; arguments as of `Tables.of`."""
-        return Tables.of(segments, exact, chunk).on(segments[0].kv.keys.device)
-
 
 def starts_of(shapes: Sequence[tuple[int, ...]]) -> list[int]:
     """Offsets of tables of these shapes in one buffer, and the end of the last one."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.cache.passes import TilePlan
+from outpace.cache.passes import Tables
 from outpace.cache.slots import AttentionSettings, Segment
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.tree_attention import attend_plan, by_torch
@@ -45,7 +45,7 @@ def attend_rows(rows: Tensor, prefix: int, parents: list[int], order: list[int],
     kv.lengths[slot] = prefix
     segments.append(Segment(kv, slot, start, shape.depth_tensor + prefix, shape.ancestor_mask))
     queries = torch.cat([rows.new_ones(beside, HEADS, DIM), rows[0, nodes]])
-    plan = TilePlan.of(segments, exact=True)
+    plan = Tables.of(segments, exact=True).on(DEVICE)
     output = attend_plan(padded(queries).transpose(0, 1), kv, plan, AttentionSettings(0, 0.25, window, softcap))
     return output[start : start + len(nodes)]
 
@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_plain_attention(window: int | None, softcap: f
         query, start = world.query[:, kept], 0
         for segment in world.segments:
             segment.start, start = start, start + segment.count
-        plan = TilePlan.of(world.segments, exact=True)
+        plan = Tables.of(world.segments, exact=True).on(DEVICE)
         expected = plain_attention(type(world)(query, world.kv, world.segments), 0.2, window, softcap).float()
         for compute in (attend_plan, by_torch):
             actual = compute(query, world.kv, plan, AttentionSettings(0, 0.2, window, softcap))

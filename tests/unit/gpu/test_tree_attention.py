@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from outpace.cache.passes import TilePlan
+from outpace.cache.passes import Tables
 from outpace.cache.slots import AttentionSettings
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.tree_attention import attend_plan, by_torch
@@ -38,7 +38,7 @@ def test_a_pass_is_attended_as_row_by_row(
     sums over pieces of a context that do not add up."""
     window, softcap = mask
     world = random_world(seed, dtype, *sizes)
-    plan = TilePlan.of(world.segments, chunk=32 if chunk == "split" else None)
+    plan = Tables.of(world.segments, chunk=32 if chunk == "split" else None).on(DEVICE)
     assert plan.is_split == (chunk == "split")
     settings = AttentionSettings(0, sizes[-1] ** -0.5, window, softcap)
     expected = plain_attention(world, settings.scaling, window, softcap).float()
@@ -50,7 +50,7 @@ def test_a_pass_is_attended_as_row_by_row(
 def test_rows_of_padding_come_out_as_zeros() -> None:
     """Guards against passes of a fixed number of rows whose padding turns into NaN or writes over other rows."""
     world = random_world(3, torch.float32, 4, 2, 16)
-    plan = TilePlan.of(world.segments)
+    plan = Tables.of(world.segments).on(DEVICE)
     count = world.query.shape[1]
     padded = torch.nn.functional.pad(world.query, (0, 0, 0, 5))
     for compute in (attend_plan, by_torch):
@@ -66,7 +66,7 @@ def test_a_plan_does_not_grow_with_the_context() -> None:
         world = random_world(1, torch.float16, 1, 1, 16, longest=longest)
         for slot in range(len(world.kv.lengths)):
             world.kv.lengths[slot] = min(world.kv.lengths[slot], longest)
-        plan = TilePlan.of(world.segments)
+        plan = Tables.of(world.segments).on(DEVICE)
         sizes.append(plan.rows.numel() + plan.tiles.numel() + plan.tail.numel() + plan.sight.numel())
         assert plan.rows.untyped_storage().data_ptr() == plan.sight.untyped_storage().data_ptr(), "one copy"
     assert sizes[0] == sizes[1]
