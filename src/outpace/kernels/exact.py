@@ -98,18 +98,9 @@ def _check_instance(module: nn.Module) -> None:
         raise NotCompiled(f"a hook is registered on {kind.__name__}")
 
 
-def agree(left: Tensor, right: Tensor, is_coarse: bool) -> bool:
-    """Whether two computations of the same rows differ by rounding alone.
-
-    Args:
-        left, right: of one shape.
-        is_coarse: computed in bfloat16 or int8.
-    """
-    difference = (left.float() - right.float()).norm() / right.float().norm()
-    return bool(difference < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE))
-
-
 def check_same(name: str, compiled: Tensor, python: Tensor, is_coarse: bool) -> None:
-    """Raise NotCompiled where a kernel and the Python that it replaces differ by more than rounding."""
-    if not agree(compiled, python, is_coarse):
+    """Raise NotCompiled where a kernel and the Python that it replaces differ by more than rounding. `is_coarse`:
+    computed in bfloat16 or int8."""
+    difference = (compiled.float() - python.float()).norm() / python.float().norm()
+    if not difference < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE):
         raise NotCompiled(f"the kernel computes something else than {name}")
