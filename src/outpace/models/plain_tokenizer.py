@@ -41,16 +41,8 @@ class PlainTokenizer:
         return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
     @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens_map.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens_map.get("eos_token")
-
-    @property
     def eos_token_id(self) -> int | None:
-        token = self.eos_token
+        token = self.special_tokens_map.get("eos_token")
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
     @property

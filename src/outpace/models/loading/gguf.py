@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from os.path import samestat
 from pathlib import Path
@@ -99,11 +98,6 @@ class GgufFile:
         """Take the file's pages out of the process's memory; those that are read again come back."""
         if hasattr(self.content, "madvise"):  # not on Windows
             self.content.madvise(mmap.MADV_DONTNEED)
-
-    @cached_property
-    def weights(self) -> int:
-        """The number of weights in all tensors."""
-        return sum(prod(tensor.shape) for tensor in self.tensors.values())
 
 
 def read_gguf(path: Path) -> GgufFile:
