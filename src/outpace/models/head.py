@@ -99,8 +99,9 @@ class LmHead:
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
 
-    own_scores = scores
-    """The counterpart of `SubsetHead.own_scores`."""
+    def own_scores(self, hidden: Tensor) -> Tensor:
+        """As `scores`; the counterpart of `SubsetHead.own_scores`."""
+        return self.scores(hidden)
 
     def differentiable(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [..., V] in the compute dtype, or [..., K] of some ids; gradients reach hidden states [..., H]."""
