@@ -171,7 +171,7 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.topology.parents)
 
-    def without_unsayable(self, ends: Collection[int], tokens: Sequence[int]) -> "DraftTree":
+    def without_unreachable(self, ends: Collection[int], tokens: Sequence[int]) -> "DraftTree":
         """The tree without the nodes below a drafted token that ends the request: they cannot be generated."""
         if not any(token in ends for token in tokens[1:]):
             return self

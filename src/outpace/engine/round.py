@@ -92,7 +92,7 @@ def run_round(
         tokens = [tree.tokens.tolist() for tree in trees]
         for index, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
             check_tree(session.proposer, tree, tokens[index], session.ids[-1], target.vocab_size)
-            kept = tree.without_unsayable(session.stream.ending_ids, tokens[index])
+            kept = tree.without_unreachable(session.stream.ending_ids, tokens[index])
             if session.constraint is not None:
                 said = tokens[index] if kept is tree else kept.tokens.tolist()
                 kept = under_grammar(kept, said, session, room(target, session), plan.prices[index])

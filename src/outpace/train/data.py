@@ -160,7 +160,7 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
-class Deal:
+class BatchSampler:
     """Which sequences each process gets at each step. It depends on the step alone, so a run can resume anywhere. A
     step may take the last sequences of one epoch and the first of the next."""
 

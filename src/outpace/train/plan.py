@@ -17,7 +17,7 @@ from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
-from outpace.train.data import Deal, Examples, SampleSet, collate_examples, encode_prompt
+from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples, encode_prompt
 from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision
 from outpace.train.trainer import make_optimizers, step_all
 
@@ -38,21 +38,21 @@ def plan(run: Run) -> dict[str, Any]:
         kept = samples.without(samples.held_out(held_out))
         scale, count = 1.0, len(kept)
     else:
-        samples = imagined(items, codec, run.settings.regenerate.max_new_tokens, longest)
+        samples = longest_samples(items, codec, run.settings.regenerate.max_new_tokens, longest)
         kept, count = list(range(len(samples))), sum(len(item.turns) for item in items) - held_out
         scale = (count + held_out) / len(samples)
         if count < 1:
             raise InvalidRequest(f"data.held_out={held_out}: leaves none of {count + held_out} turns to train on")
     objective = build(run, target, codec, samples, ()).to(target.device)
     training = run.settings.training
-    deal = Deal(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
+    sampler = BatchSampler(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
     steps = -(-round(training.epochs * count) // training.batch_size)
     steps = min(steps, training.max_steps or steps)
     seconds, memory = {}, 0.0
     if run.answers is None:
         seconds["answers"] = samples.supervised * scale / answer_speed(run, items)
-    per_pass, memory = try_training(objective, samples, deal, training)
-    seconds["training"] = per_pass * deal.passes * steps
+    per_pass, memory = try_training(objective, samples, sampler, training)
+    seconds["training"] = per_pass * sampler.passes * steps
     supervised = round(samples.supervised * scale)
     return {
         "settings": run.settings.model_dump(mode="json", serialize_as_any=True),  # first: the estimates stay in view
@@ -68,7 +68,7 @@ def plan(run: Run) -> dict[str, Any]:
     }
 
 
-def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_length: int) -> SampleSet:
+def longest_samples(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_length: int) -> SampleSet:
     """First turns of some prompts, with answers of the maximal length made of their own tokens."""
     made = []
     for item in items[:SHOWN_PROMPTS]:
@@ -82,17 +82,17 @@ def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_lengt
 
 
 def try_training(
-    objective: Objective, samples: SampleSet, deal: Deal, settings: TrainingSettings
+    objective: Objective, samples: SampleSet, sampler: BatchSampler, settings: TrainingSettings
 ) -> tuple[float, float]:
     """Seconds per forward and backward pass, and peak bytes of memory, target and optimizer included."""
     optimizers = make_optimizers(objective.net, settings)
     target, times = objective.target, []
     is_gpu = target.device.type == "cuda"
     precision = training_precision(settings.precision, target.device)
-    examples, size = Examples(samples), deal.micro_batch_size
+    examples, size = Examples(samples), sampler.micro_batch_size
     for at in range(TRIED_PASSES + 1):  # the first one warms up
         started = perf_counter()
-        chosen = [examples[deal.indices[(at * size + place) % len(deal.indices)], 0] for place in range(size)]
+        chosen = [examples[sampler.indices[(at * size + place) % len(sampler.indices)], 0] for place in range(size)]
         batch = collate_examples(0, chosen).to(target.device)
         batch = replace(batch, features=target.features(batch.ids, batch.lengths, objective.taps))
         with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):

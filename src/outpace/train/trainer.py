@@ -26,7 +26,7 @@ from outpace.drafters.training.batch import Batch, all_anchors, sample_seed
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.errors import ModelError, first_line
-from outpace.train.data import Deal, Examples, TrainingData, collate_examples
+from outpace.train.data import BatchSampler, Examples, TrainingData, collate_examples
 from outpace.train.records import RunLog, States, read_counters, replace_folder, scalars
 
 STATES, DRAFTER = "states", "drafter"
@@ -179,7 +179,7 @@ class Trainer:
         self._objective, self._data, self._settings, self._folder = objective, data, settings, folder
         self._accelerator, self._write, self._report = accelerator, write, report
         self._examples = Examples(data.samples, data.stored)
-        self.deal = Deal(
+        self.sampler = BatchSampler(
             tuple(data.samples.without(data.held_out)),
             settings.batch_size,
             settings.micro_batch_size,
@@ -187,7 +187,7 @@ class Trainer:
             accelerator.process_index,
             accelerator.num_processes,
         )
-        steps = self.deal.steps(settings.epochs)
+        steps = self.sampler.steps(settings.epochs)
         self.steps = min(steps, settings.max_steps or steps)
         made = make_optimizers(objective.net, settings)
         self._module, *self._optimizers = accelerator.prepare(objective, *made)
@@ -240,7 +240,7 @@ class Trainer:
         return self._settings.patience is not None and self._stale >= self._settings.patience
 
     def _loader(self) -> Iterator[Batch]:
-        places = self.deal.micro_batches(self._data.samples, self._step, self.steps)
+        places = self.sampler.micro_batches(self._data.samples, self._step, self.steps)
         join = partial(collate_examples, self._settings.seed)
         # Without a generator a loader would draw a seed from the global one.
         generator = torch.Generator().manual_seed(0)
@@ -252,7 +252,7 @@ class Trainer:
     def _train_step(self, passes: Iterator[Batch]) -> dict[str, float]:
         """One optimizer step; returns the means of the objective's terms."""
         sums: dict[str, Tensor] = {}
-        count, accelerator = self.deal.passes, self._accelerator
+        count, accelerator = self.sampler.passes, self._accelerator
         seed = sample_seed(self._settings.seed, self._step, "")
         for at in range(count):
             batch = replace(self._with_features(next(passes)), step_seed=seed)

@@ -234,7 +234,7 @@ class GrowingProposer(Nested):
                 self.shape.end_answer(state.of_shape)
             state.prompt_length = length
         limits = torch.tensor(self.source.begin(sources, requests))  # [R]
-        grove = _Grove([request.ids[-1] for request in requests])
+        growing = _GrowingTrees([request.ids[-1] for request in requests])
         budgets = torch.tensor([request.budget for request in requests])  # [R]
         endings = _endings(requests)
         slots = budgets * RERANKED_SLOTS if self.shape.reranks else budgets.clone()
@@ -252,16 +252,16 @@ class GrowingProposer(Nested):
         depth = 0
         while len(nodes):
             depth += 1
-            owners = grove.owners[nodes]
+            owners = growing.owners[nodes]
             where = owners.tolist(), above.tolist()
-            frontier = Frontier(grove.tokens[nodes], *where, self.shape.wants_entropy, draws=draws)
+            frontier = Frontier(growing.tokens[nodes], *where, self.shape.wants_entropy, draws=draws)
             found = self.source.expand(sources, frontier, self.shape.width)
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
             tokens = found.tokens.cpu()  # [F, C]
-            scored = Scored(grove.tokens[nodes], above, owners, tokens, found.log_probs.cpu())
+            scored = Scored(growing.tokens[nodes], above, owners, tokens, found.log_probs.cpu())
             log_probs, is_rate = calibrated(lessons, depth, scored)
-            cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
+            cumulative = growing.scores[nodes, None] + self.shape.weight(depth) * log_probs
             ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
             level = Level(
                 depth,
@@ -274,10 +274,10 @@ class GrowingProposer(Nested):
             )
             selected, expanded = self.shape.grow(shapes, level)
             distributions |= {int(nodes[place]): distribution for place, distribution in found.draft_probs.items()}
-            order = _blind_order(level, list(found.draft_probs), grove.scores[nodes])
+            order = _blind_order(level, list(found.draft_probs), growing.scores[nodes])
             selected = within_slots(selected & torch.isfinite(level.cumulative), order, slots)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
-            added = grove.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
+            added = growing.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
             slots -= torch.bincount(owners[places], minlength=len(slots))
             onward = expanded[places, ranks] & (slots > 0)[owners[places]] & (depth < limits)[owners[places]]
             if ends is not None:
@@ -286,7 +286,7 @@ class GrowingProposer(Nested):
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "a shape may move slots between requests, not add any"
         pruned = budgets.tolist() if self._leaves_room else [0] * len(kept)
-        return grove.trees(passes.tolist(), kept.tolist(), pruned, distributions)
+        return growing.trees(passes.tolist(), kept.tolist(), pruned, distributions)
 
     def _entropy(self, found: Candidates) -> Tensor | None:
         if not self.shape.wants_entropy:
@@ -341,7 +341,7 @@ def within_slots(selected: Tensor, level: Level, slots: Tensor) -> Tensor:
     return fitting
 
 
-class _Grove:
+class _GrowingTrees:
     """The growing trees of a batch as flat host tensors, numbered level by level.
 
     Attributes:

@@ -133,7 +133,7 @@ def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -
         {node: torch.rand(4) for node in range(count) if source.random() < 0.7 or not node},
     )
     tree = DraftTree(torch.tensor(tokens), Topology.of(parents), distributions, 2, count - drafted, scores)
-    cut = tree.without_unsayable((0, 3), tokens)
+    cut = tree.without_unreachable((0, 3), tokens)
     ended = [any(tokens[above] in (0, 3) for above in ancestors(parents, node)[1:] if above) for node in range(count)]
     kept = [node for node in range(count) if not ended[node]]
     assert cut.tokens.tolist() == [tokens[node] for node in kept]

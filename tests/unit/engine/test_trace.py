@@ -132,7 +132,7 @@ def test_a_tree_keeps_its_origins_when_it_is_cut() -> None:
     """Guards against origins that stay behind when nodes below an ending token are left out."""
     origins: tuple[NodeOrigin, ...] = ("pending", "drafted", "matched", "retrieved", "forced")
     tree = DraftTree(torch.tensor([1, 9, 2, 3, 4]), Topology.of([-1, 0, 1, 0, 3]), origins=origins)
-    cut = tree.without_unsayable({9}, tree.tokens.tolist())
+    cut = tree.without_unreachable({9}, tree.tokens.tolist())
     assert cut.origins == ("pending", "drafted", "retrieved", "forced")
     assert cut.with_forced([7, 8], [1, 4]).origins == (*cut.origins, "forced", "forced")
     assert DraftTree.chain(torch.tensor([1, 2])).origins == ("pending", "drafted")

@@ -7,7 +7,7 @@ import torch
 
 from outpace.drafters.training.batch import Batch, TrainingSample
 from outpace.lib.errors import InvalidRequest
-from outpace.train.data import Deal, Examples, SampleSet, collate_examples
+from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples
 
 
 def sample(name: str, prompt: int, answer: int, first: int = 0) -> TrainingSample:
@@ -63,18 +63,18 @@ def test_facts_count_supervised_tokens() -> None:
         kept.facts([2], 9, [])
 
 
-def places(deal: Deal, samples: SampleSet, first: int, last: int) -> list[list[tuple[int, int]]]:
-    return list(deal.micro_batches(samples, first, last))
+def places(sampler: BatchSampler, samples: SampleSet, first: int, last: int) -> list[list[tuple[int, int]]]:
+    return list(sampler.micro_batches(samples, first, last))
 
 
 def test_an_epoch_shows_every_sequence_once() -> None:
     """Guards against an order that drops the tail of an epoch or shows a sequence twice."""
     samples = sample_set()
-    deal = Deal(tuple(range(3, 23)), batch_size=8, micro_batch_size=2, seed=1)
-    assert deal.steps(2.0) == 5
-    dealt = list(itertools.chain(*places(deal, samples, 0, 5)))
-    assert sorted(dealt) == sorted((index, epoch) for index in range(3, 23) for epoch in range(2))
-    by_epoch = [[index for index, epoch in dealt if epoch == wanted] for wanted in range(2)]
+    sampler = BatchSampler(tuple(range(3, 23)), batch_size=8, micro_batch_size=2, seed=1)
+    assert sampler.steps(2.0) == 5
+    sampled = list(itertools.chain(*places(sampler, samples, 0, 5)))
+    assert sorted(sampled) == sorted((index, epoch) for index in range(3, 23) for epoch in range(2))
+    by_epoch = [[index for index, epoch in sampled if epoch == wanted] for wanted in range(2)]
     assert by_epoch[0] != by_epoch[1], "each epoch has an order of its own"
 
 
@@ -82,32 +82,32 @@ def test_an_epoch_shows_every_sequence_once() -> None:
 def test_processes_share_each_step(processes: int) -> None:
     """Guards against processes that see the same sequences, or a step that depends on how many there are."""
     samples = sample_set()
-    alone = Deal(tuple(range(23)), 8, 8, 5)
+    alone = BatchSampler(tuple(range(23)), 8, 8, 5)
     wanted = [set(group) for group in places(alone, samples, 0, 6)]
     shared: list[set[tuple[int, int]]] = [set() for _ in wanted]
     for rank in range(processes):
-        deal = Deal(tuple(range(23)), 8, 2, 5, rank, processes)
-        groups = places(deal, samples, 0, 6)
-        assert len(groups) == 6 * deal.passes
+        sampler = BatchSampler(tuple(range(23)), 8, 2, 5, rank, processes)
+        groups = places(sampler, samples, 0, 6)
+        assert len(groups) == 6 * sampler.passes
         for at, group in enumerate(groups):
-            assert not shared[at // deal.passes] & set(group)
-            shared[at // deal.passes] |= set(group)
+            assert not shared[at // sampler.passes] & set(group)
+            shared[at // sampler.passes] |= set(group)
     assert shared == wanted
 
 
 def test_a_run_goes_on_anywhere() -> None:
     """Guards against a resumed run that sees other sequences than the run that was never stopped."""
     samples = sample_set()
-    deal = Deal(tuple(range(23)), 6, 3, 9)
-    whole = places(deal, samples, 0, 12)
+    sampler = BatchSampler(tuple(range(23)), 6, 3, 9)
+    whole = places(sampler, samples, 0, 12)
     for step in (1, 4, 11):
-        assert places(deal, samples, step, 12) == whole[step * deal.passes :]
+        assert places(sampler, samples, step, 12) == whole[step * sampler.passes :]
 
 
 def test_a_tiny_set_serves_large_steps() -> None:
     """Guards against an order that is forgotten when one step takes more than an epoch."""
-    deal = Deal((0, 1, 2), 8, 8, 0)
-    (group,) = places(deal, sample_set(), 0, 1)
+    sampler = BatchSampler((0, 1, 2), 8, 8, 0)
+    (group,) = places(sampler, sample_set(), 0, 1)
     assert sorted(group) == sorted(
         [(index, epoch) for index in range(3) for epoch in range(2)] + [g for g in group if g[1] == 2]
     )
@@ -117,7 +117,7 @@ def test_a_tiny_set_serves_large_steps() -> None:
 def test_batch_size_must_divide() -> None:
     """Guards against steps that silently leave sequences out."""
     with pytest.raises(InvalidRequest, match=r"training.batch_size=6.*micro_batch_size=2 times 2"):
-        Deal((0, 1), 6, 2, 0, 0, 2)
+        BatchSampler((0, 1), 6, 2, 0, 0, 2)
 
 
 def test_seeds_are_of_sequence_and_epoch() -> None:

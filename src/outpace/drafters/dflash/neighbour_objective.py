@@ -39,7 +39,7 @@ class NeighbourObjective(DFlashObjective):
         return scores
 
 
-def wake(net: NeighbourNet, seed: int) -> None:
+def initialise_net(net: NeighbourNet, seed: int) -> None:
     """Initialise a `NeighbourHead` so that it learns from the first step: training begins with the backbone's logits,
     because `successors` are zero, and their first gradients depend on the token before, because `predecessors` are
     drawn at full scale."""

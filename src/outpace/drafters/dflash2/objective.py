@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, wake
+from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, initialise_net
 from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields
 from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Layer, DFlash2Net
 from outpace.drafters.fields import build
@@ -70,7 +70,7 @@ def build_dflash2(
 ) -> DFlash2Objective:
     """A new DFlash 2 drafter for a target, as `build_dflash`. Its convolutions change nothing at first."""
     made = initialise(DFlash2Net(build(DFlash2Config, block_fields(net, target, facts), "net")), seed)
-    wake(made, seed)
+    initialise_net(made, seed)
     with torch.no_grad():
         for _, layer in made.each_layer():
             assert isinstance(layer, DFlash2Layer)

@@ -186,12 +186,12 @@ def build_domino(
     """A new Domino drafter for a target, as `build_dflash`."""
     config = build(DominoConfig, block_fields(net, target, facts), "net")
     made = initialise(DominoNet(config), seed)
-    wake(made.head, target, seed)
+    initialise_head(made.head, target, seed)
     made = made.to(target.device)
     return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
 
 
-def wake(head: DominoHead, target: FrozenTarget, seed: int) -> None:
+def initialise_head(head: DominoHead, target: FrozenTarget, seed: int) -> None:
     """Initialise Domino's causal head so that it learns from the first step; the paper does not describe this. With
     small weights everywhere W2 gets almost no signal from the state, nor the state from W2, and the head learns nothing
     for hundreds of steps (docs/log.md). Here W2 is zero, so training begins with the backbone's logits, and W1 reads

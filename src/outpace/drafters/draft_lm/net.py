@@ -65,7 +65,7 @@ class SmallLM(nn.Module):
         logits = nn.functional.linear(hidden, weight, bias)
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
-    def twin(self) -> "SmallLM":
+    def empty_copy(self) -> "SmallLM":
         """Another model of the same sizes, on the CPU."""
         return make_small(self.model.config, 0)
 
@@ -102,7 +102,7 @@ class BareLM(SmallLM):
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.target.logits(hidden, ids)
 
-    def twin(self) -> "BareLM":
+    def empty_copy(self) -> "BareLM":
         return make_bare(self.model.config, self.target, 0)
 
     def _save(self, path: Path, codec: TextCodec, dtype: torch.dtype) -> None:

@@ -106,7 +106,7 @@ class DraftLmObjective(Objective):
         return (drafted == truth) & own
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
-        small = self.net.twin()
+        small = self.net.empty_copy()
         small.load_state_dict(dict(tensors))
         small.write(folder, codec, DTYPES[dtype])
         self.write_vocabulary(folder)

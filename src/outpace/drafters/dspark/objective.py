@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, wake
+from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, initialise_net
 from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import build
@@ -87,7 +87,7 @@ def build_dspark(
     fields = block_fields(net, target, facts)
     heads = {"enable_confidence_head": True, "confidence_head_with_markov": True}
     made = initialise(DSparkNet(build(DSparkConfig, fields | heads, "net")), seed)
-    wake(made, seed)
+    initialise_net(made, seed)
     vocabulary = LossVocabulary.chosen(objective, facts, target.device)
     return DSparkObjective(made.to(target.device), target, objective, vocabulary)
 

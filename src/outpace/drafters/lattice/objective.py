@@ -194,12 +194,12 @@ def build_lattice(
         )
     config = build(LatticeConfig, block_fields(net, target, facts), "net")
     made = initialise(LatticeNet(config), seed)
-    wake(made, target, seed)
+    initialise_net(made, target, seed)
     made = made.to(target.device)
     return LatticeObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
 
 
-def wake(net: LatticeNet, target: FrozenTarget, seed: int) -> None:
+def initialise_net(net: LatticeNet, target: FrozenTarget, seed: int) -> None:
     """Initialise a net so that it learns from the first step. Rows of a block start near the last features that are
     read, for which the target's head is made. In the pair head W_B is zero, so training begins with the base logits,
     and A and H are of the order of 1, so the gradient of W_B is not small. `target`: `join` and A match the scale of

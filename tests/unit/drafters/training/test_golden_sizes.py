@@ -46,7 +46,7 @@ def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (dflash, domino):
         monkeypatch.setattr(module, "initialise", unchanged)
-    monkeypatch.setattr(domino, "wake", unchanged)
+    monkeypatch.setattr(domino, "initialise_head", unchanged)
     for module in (dart, eagle3):
         monkeypatch.setattr(module, "begin", unchanged)
 
