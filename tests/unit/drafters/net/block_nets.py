@@ -12,6 +12,7 @@ from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import write_decoder
+from outpace.drafters.kind import attention
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 
 SIZES: dict[str, Any] = {
@@ -145,14 +146,7 @@ def _attend(
     window = config.window(layer)
     if window is not None:
         visible &= others > own - window
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys.transpose(0, 1)[None],
-        values.transpose(0, 1)[None],
-        attn_mask=visible,
-        enable_gqa=True,
-    )
-    return attended[0].transpose(0, 1)
+    return attention(query, keys, values, visible)
 
 
 def relative_error(have: Tensor | Iterable[Tensor], want: Tensor | Iterable[Tensor]) -> float:

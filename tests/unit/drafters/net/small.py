@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kind import attention
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -61,11 +62,6 @@ def dart_net(dtype: torch.dtype = torch.float64, **changes: Any) -> DartNet:
     return randomise(DartNet(DartConfig(**{**SIZES, "draft_length": 3, **changes})), dtype)
 
 
-def whole(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention over the rows of one sequence."""
-    return Cached()(layer, query, key, value)
-
-
 class Cached:
     """Causal attention that keeps what it has seen, for sequences that come in pieces."""
 
@@ -78,15 +74,7 @@ class Cached:
             key, value = torch.cat((self.kept[0], key)), torch.cat((self.kept[1], value))
         self.kept = key, value
         before = len(key) - len(query)
-        mask = torch.ones(len(query), len(key), dtype=torch.bool).tril(before)
-        out = nn.functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            key.transpose(0, 1)[None],
-            value.transpose(0, 1)[None],
-            attn_mask=mask,
-            enable_gqa=True,
-        )
-        return out[0].transpose(0, 1)
+        return attention(query, key, value, torch.ones(len(query), len(key), dtype=torch.bool).tril(before))
 
 
 def relative(found: Tensor, wanted: Any) -> float:

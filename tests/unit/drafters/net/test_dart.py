@@ -11,14 +11,15 @@ from torch import Tensor
 
 from outpace.drafters.dart.files import read_dart
 from outpace.drafters.dart.net import DartNet
+from outpace.drafters.kind import causal
 from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import Cached, dart_net, relative, rows, whole
+from tests.unit.drafters.net.small import Cached, dart_net, relative, rows
 
 
-def after(net: DartNet, embeddings: Tensor, features: Tensor, attend: Any = whole, start: int = 0) -> Tensor:
+def after(net: DartNet, embeddings: Tensor, features: Tensor, attend: Any = causal, start: int = 0) -> Tensor:
     """Logits [draft_length + 1, Vd] behind one sequence."""
     count, length = len(embeddings), net.config.draft_length
     positions = torch.arange(start, start + count + length)
@@ -79,7 +80,7 @@ def test_two_requests_in_one_pass_match_each_alone() -> None:
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = torch.empty_like(query)
         for index in own:
-            out[index] = whole(layer, query[index], key[index], value[index])
+            out[index] = causal(layer, query[index], key[index], value[index])
         return out
 
     positions = [torch.arange(size + length) for size in sizes]

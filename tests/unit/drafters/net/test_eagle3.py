@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from outpace.drafters.eagle3.net import Eagle3Config
 from outpace.drafters.fusion import membership, usual_taps
+from outpace.drafters.kind import causal
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, relative, rows, whole
+from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, relative, rows
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "bias")
 VARIANTS: list[dict[str, Any]] = [dict(zip(FLAGS, said)) for said in itertools.product([False, True], repeat=6)]
@@ -41,7 +42,7 @@ def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
         states = fused
         for step in range(2):
             embeddings = rows(9, config.hidden_size, seed=2 + step, dtype=dtype)
-            states, hidden = net(embeddings, states, positions + step, whole)
+            states, hidden = net(embeddings, states, positions + step, causal)
             exact, wanted = reference.eagle3(
                 w, config, embeddings.double().numpy(), exact, (positions + step).double().numpy()
             )
@@ -56,7 +57,7 @@ def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> No
     """Guards against positions counted from the first row of a pass."""
     net = eagle3_net(**changes)
     embeddings, states, positions = rows(12, 24, seed=1), rows(12, 24, seed=2), torch.arange(12)
-    wanted, wanted_hidden = net(embeddings, states, positions, whole)
+    wanted, wanted_hidden = net(embeddings, states, positions, causal)
     for pieces in ([1] * 12, [5, 1, 4, 2]):
         attend, start = Cached(), 0
         for size in pieces:

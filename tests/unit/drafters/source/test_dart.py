@@ -6,8 +6,8 @@ from outpace.core.drafting import Frontier
 from outpace.core.protocols import PromptChunk
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.source import DartSource
+from outpace.drafters.kind import causal
 from outpace.testing.toy import draft_request
-from tests.unit.drafters.net.small import whole
 from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids
 
@@ -32,7 +32,7 @@ def test_depths_come_from_the_last_pair_and_the_mask_rows_behind_it() -> None:
             torch.arange(pairs),
             torch.arange(pairs, pairs + 3),
             torch.arange(pairs - 1, pairs + 3),
-            whole,
+            causal,
         )
         expected = net.logits(hidden).log_softmax(dim=-1)
         tokens, above = torch.tensor(IDS[end - 1 : end]), -1

@@ -11,6 +11,7 @@ from outpace.core.params import SamplingParams
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.kind import attention
 from outpace.drafters.packing import pack_net
 from outpace.engine.engine import Engine
 from outpace.kernels.linear import KernelLinear
@@ -27,10 +28,8 @@ def rows_of(width: int, seed: int) -> Tensor:
 
 
 def see_all(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of all rows over all rows, heads grouped."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(groups, 1).transpose(0, 1) for part in (key, value))
-    return nn.functional.scaled_dot_product_attention(query.transpose(0, 1), key, value).transpose(0, 1)
+    """Attention of all rows over all rows."""
+    return attention(query, key, value, torch.ones(len(query), len(key), dtype=torch.bool))
 
 
 def block_outputs(net: DFlashNet) -> list[Tensor]:

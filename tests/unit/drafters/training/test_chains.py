@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace.drafters.kind import attention as attend_dense
 from outpace.drafters.training import attention
 from outpace.drafters.training.attention import ChainAttention
 
@@ -23,33 +24,14 @@ def tensors(wide: int, own: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     return earlier, later, drawn(8, wide, 4, 8, seed=4), key, value
 
 
-def attend_where(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """Grouped-query attention under a mask.
-
-    Args:
-        query: [N, Q, heads, D].
-        key, value: [N, K, kv_heads, D].
-        visible: [N, Q, K] bool, or [Q, K] for all sequences; every row must see at least one key.
-
-    Returns:
-        [N, Q, heads, D].
-    """
-    group = query.shape[2] // key.shape[2]
-    # Not all fused kernels with a mask support grouped heads; copying keys is cheap in a training step.
-    keys, values = (rows.repeat_interleave(group, dim=2).transpose(1, 2) for rows in (key, value))
-    mask = visible if visible.ndim == 2 else visible[:, None]
-    out: Tensor = torch.nn.functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values, attn_mask=mask)
-    return out.transpose(1, 2)
-
-
 def dense(earlier_key: Tensor, earlier_value: Tensor, query: Tensor, key: Tensor, value: Tensor, see: Tensor) -> Tensor:
     """One chain at a time, over exactly what it sees."""
     outs = []
     for chain, (sequence, before) in enumerate(zip(SEQUENCES.tolist(), BEFORE.tolist(), strict=True)):
-        keys = torch.cat((earlier_key[sequence, :before], key[chain]))[None]
-        values = torch.cat((earlier_value[sequence, :before], value[chain]))[None]
+        keys = torch.cat((earlier_key[sequence, :before], key[chain]))
+        values = torch.cat((earlier_value[sequence, :before], value[chain]))
         visible = torch.cat((torch.ones(len(see), before, dtype=torch.bool), see), dim=1)
-        outs.append(attend_where(query[chain][None], keys, values, visible)[0])
+        outs.append(attend_dense(query[chain], keys, values, visible))
     return torch.stack(outs)
 
 
@@ -110,6 +92,6 @@ def test_a_window_hides_what_is_far_before_a_row(window: int) -> None:
         for row in range(3):
             near = slice(max(0, before + row - window + 1), before)
             keys, values = torch.cat((earlier_key[sequence, near], key[chain])), earlier_value[sequence, near]
-            alone = query[chain, row][None, None], keys[None], torch.cat((values, value[chain]))[None]
+            alone = query[chain, row][None], keys, torch.cat((values, value[chain]))
             every = torch.ones(1, keys.shape[0], dtype=torch.bool)
-            torch.testing.assert_close(found[chain, row], attend_where(*alone, every)[0, 0])
+            torch.testing.assert_close(found[chain, row], attend_dense(*alone, every)[0])

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from outpace.drafters.dart.objective import DartNetSettings, DartObjective, DartObjectiveSettings, build_dart
 from outpace.drafters.dart.source import DartSource
+from outpace.drafters.kind import causal
 from outpace.drafters.training import attention
 from outpace.drafters.training.batch import Batch, random_anchors
 from outpace.lib.errors import ModelError
 from outpace.models.frozen import FrozenTarget
-from tests.unit.drafters.net.small import whole
 from tests.unit.drafters.training import pairs, tiny
 from tests.unit.models.tiny import tiny_config, tiny_target
 
@@ -47,7 +47,7 @@ def slowly(objective: DartObjective, batch: Batch) -> tuple[float, float]:
         behind = torch.arange(anchor, anchor + depth - 1)
         wanted = torch.arange(anchor - 1, anchor + depth - 1)
         hidden = net(
-            table[ids[1 : anchor + 1]], net.fuse(features[:anchor]), torch.arange(anchor), behind, wanted, whole
+            table[ids[1 : anchor + 1]], net.fuse(features[:anchor]), torch.arange(anchor), behind, wanted, causal
         )
         log_probs = net.logits(hidden).log_softmax(dim=-1)
         for k in range(1, depth + 1):
