@@ -6,7 +6,8 @@ from torch import Tensor
 
 from outpace.drafters.domino.net import DominoNet
 from outpace.vllm.corrections import corrected_chain
-from tests.unit.drafters.net.block_nets import randn, small_domino
+from tests.unit.drafters.net.block_nets import small_domino
+from tests.unit.drafters.net.small import randn
 
 COUNT, DRAFTS, VOCAB, WIDTH = 3, 4, 61, 24
 

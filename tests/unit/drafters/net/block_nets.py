@@ -1,6 +1,6 @@
 """Small random drafters, and packed attention as a drafter's caller would do it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import write_decoder
 from outpace.drafters.kind import attention
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
+from tests.unit.drafters.net.small import N, randn
 
 SIZES: dict[str, Any] = {
     "hidden_size": 24,
@@ -41,50 +42,34 @@ MARKOV: dict[str, Any] = {"markov_rank": 7, "enable_confidence_head": True, "con
 CONVOLVED: dict[str, Any] = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 7, "selector_top_k": 9}
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64).to(dtype)
-
-
-def randomise(net: DFlashNet, dtype: torch.dtype, seed: int) -> None:
+def randomise(net: N, dtype: torch.dtype) -> N:
     """Wide weights, norms that are not ones: what is left out or swapped then shows."""
-    source = generator(seed)
+    source = torch.Generator().manual_seed(1)
     net.to(dtype)
     for name, weight in net.named_parameters():
         value = torch.randn(weight.shape, generator=source, dtype=torch.float64) * 0.3
         weight.data.copy_(value + 1 if "norm" in name else value)
-
-
-def small_dflash(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DFlashNet:
-    net = DFlashNet(DFlashConfig(**{**SIZES, **changes}))
-    randomise(net, dtype, seed)
     return net
 
 
-def small_domino(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DominoNet:
-    net = DominoNet(DominoConfig(**{**SIZES, **HEAD, **changes}))
-    randomise(net, dtype, seed)
-    return net
+def small_dflash(dtype: torch.dtype = torch.float64, **changes: Any) -> DFlashNet:
+    return randomise(DFlashNet(DFlashConfig(**{**SIZES, **changes})), dtype)
 
 
-def small_dspark(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DSparkNet:
-    net = DSparkNet(DSparkConfig(**{**SIZES, **MARKOV, **changes}))
-    randomise(net, dtype, seed)
-    return net
+def small_domino(dtype: torch.dtype = torch.float64, **changes: Any) -> DominoNet:
+    return randomise(DominoNet(DominoConfig(**{**SIZES, **HEAD, **changes})), dtype)
 
 
-def small_dflash2(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DFlash2Net:
-    net = DFlash2Net(DFlash2Config(**{**SIZES, **CONVOLVED, **changes}))
-    randomise(net, dtype, seed)
-    return net
+def small_dspark(dtype: torch.dtype = torch.float64, **changes: Any) -> DSparkNet:
+    return randomise(DSparkNet(DSparkConfig(**{**SIZES, **MARKOV, **changes})), dtype)
 
 
-def small_lattice(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> LatticeNet:
-    net = LatticeNet(LatticeConfig(**{**SIZES, "rank": 7, "candidates": 4, **changes}))
-    randomise(net, dtype, seed)
+def small_dflash2(dtype: torch.dtype = torch.float64, **changes: Any) -> DFlash2Net:
+    return randomise(DFlash2Net(DFlash2Config(**{**SIZES, **CONVOLVED, **changes})), dtype)
+
+
+def small_lattice(dtype: torch.dtype = torch.float64, **changes: Any) -> LatticeNet:
+    net = randomise(LatticeNet(LatticeConfig(**{**SIZES, "rank": 7, "candidates": 4, **changes})), dtype)
     net.pair_head.temperatures.copy_(torch.tensor([1.0, 0.5, 2.0, 1.25, 0.75]))
     return net
 
@@ -147,14 +132,6 @@ def _attend(
     if window is not None:
         visible &= others > own - window
     return attention(query, keys, values, visible)
-
-
-def relative_error(have: Tensor | Iterable[Tensor], want: Tensor | Iterable[Tensor]) -> float:
-    """Largest error over the largest value."""
-    have = have if isinstance(have, Tensor) else torch.cat(list(have))
-    want = want if isinstance(want, Tensor) else torch.cat(list(want))
-    assert have.shape == want.shape
-    return float((have.double() - want.double()).abs().max() / want.double().abs().max())
 
 
 def speculators_files(net: DFlashNet, kind: str = "dflash") -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,5 +1,6 @@
 """Small drafters with random weights, and the attention that tests hand to them."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ SIZES: dict[str, Any] = {
 """heads x head_dim is not hidden_size on purpose: nothing may take one for the other."""
 
 
-def rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
@@ -48,9 +49,9 @@ def randomise(net: N, dtype: torch.dtype = torch.float64) -> N:
             elif name == "token_map":
                 weight.copy_(offsets() + torch.arange(20))
             elif weight.dim() == 1:
-                weight.copy_(1 + 0.3 * rows(*weight.shape, seed=index))
+                weight.copy_(1 + 0.3 * randn(*weight.shape, seed=index))
             else:
-                weight.copy_(rows(*weight.shape, seed=index) / weight.shape[1] ** 0.5)
+                weight.copy_(randn(*weight.shape, seed=index) / weight.shape[1] ** 0.5)
     return net
 
 
@@ -77,7 +78,11 @@ class Cached:
         return attention(query, key, value, torch.ones(len(query), len(key), dtype=torch.bool).tril(before))
 
 
-def relative(found: Tensor, wanted: Any) -> float:
-    """Largest difference in units of the largest wanted value."""
-    exact = np.asarray(wanted)
-    return float(np.abs(found.double().numpy() - exact).max() / np.abs(exact).max())
+def relative_error(found: Tensor | Iterable[Tensor], wanted: Any) -> float:
+    """Largest difference in units of the largest wanted value, of tensors, arrays or rows."""
+    have, want = (
+        torch.as_tensor(one).double() if isinstance(one, Tensor | np.ndarray) else torch.cat(list(one)).double()
+        for one in (found, wanted)
+    )
+    assert have.shape == want.shape
+    return float((have - want).abs().max() / want.abs().max())

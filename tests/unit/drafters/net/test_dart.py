@@ -16,7 +16,7 @@ from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import Cached, dart_net, relative, rows
+from tests.unit.drafters.net.small import Cached, dart_net, randn, relative_error
 
 
 def after(net: DartNet, embeddings: Tensor, features: Tensor, attend: Any = causal, start: int = 0) -> Tensor:
@@ -34,11 +34,11 @@ def test_all_depths_match_the_equations(changes: dict[str, Any]) -> None:
     """Guards against masks that are normed, a residual without its half of the mask vector, and a norm too few."""
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         net = dart_net(dtype, **changes)
-        embeddings, features = rows(7, 24, seed=1, dtype=dtype), rows(7, 72, seed=2, dtype=dtype)
+        embeddings, features = randn(7, 24, seed=1, dtype=dtype), randn(7, 72, seed=2, dtype=dtype)
         exact = reference.dart(
             reference.weights_of(net), net.config, embeddings.double().numpy(), features.double().numpy()
         )
-        assert relative(after(net, embeddings, features), exact) < tolerance
+        assert relative_error(after(net, embeddings, features), exact) < tolerance
 
 
 class Forgetful(Cached):
@@ -59,7 +59,7 @@ class Forgetful(Cached):
 def test_rounds_that_extend_a_sequence_match_the_whole() -> None:
     """Guards against masks of one round seen by the next, and positions that start anew."""
     net, attend = dart_net(), Forgetful(3)
-    embeddings, features, start = rows(11, 24, seed=1), rows(11, 72, seed=2), 0
+    embeddings, features, start = randn(11, 24, seed=1), randn(11, 72, seed=2), 0
     for size in (5, 1, 3, 2):
         part = slice(start, start + size)
         found = after(net, embeddings[part], features[part], attend, start)
@@ -72,7 +72,7 @@ def test_two_requests_in_one_pass_match_each_alone() -> None:
     """Guards against mask rows taken for those of a neighbour: rows are packed as all real ones, then all masks."""
     net = dart_net()
     sizes, length = (4, 6), net.config.draft_length
-    inputs = [(rows(size, 24, seed=size), rows(size, 72, seed=9 + size)) for size in sizes]
+    inputs = [(randn(size, 24, seed=size), randn(size, 72, seed=9 + size)) for size in sizes]
     real = [torch.arange(4), torch.arange(4, 10)]
     masks = [torch.arange(10, 13), torch.arange(13, 16)]
     own = [torch.cat(pair) for pair in zip(real, masks, strict=True)]

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from outpace.drafters.dflash.net import DFlashConfig, DraftStep, default_target_layer_ids
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import block_reference as reference
-from tests.unit.drafters.net.block_nets import SIZES, SLIDING, draft, relative_error, requests, small_dflash
+from tests.unit.drafters.net.block_nets import SIZES, SLIDING, draft, requests, small_dflash
+from tests.unit.drafters.net.small import relative_error
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},

@@ -11,15 +11,8 @@ from outpace.drafters.dflash2.files import NAMES, export_dflash2, read_dflash2
 from outpace.drafters.dflash2.net import DFlash2Layer
 from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import ModelError
-from tests.unit.drafters.net.block_nets import (
-    SLIDING,
-    draft,
-    randn,
-    relative_error,
-    requests,
-    small_dflash,
-    small_dflash2,
-)
+from tests.unit.drafters.net.block_nets import SLIDING, draft, requests, small_dflash, small_dflash2
+from tests.unit.drafters.net.small import randn, relative_error
 from tests.unit.drafters.net.test_dflash_layout import Edit, both, put, rename
 
 

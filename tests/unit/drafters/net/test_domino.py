@@ -10,13 +10,8 @@ from torch import Tensor
 
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from tests.unit.drafters.net import block_reference as reference
-from tests.unit.drafters.net.block_nets import (
-    HEAD,
-    SIZES,
-    randn,
-    relative_error,
-    small_domino,
-)
+from tests.unit.drafters.net.block_nets import HEAD, SIZES, small_domino
+from tests.unit.drafters.net.small import randn, relative_error
 
 BLOCK, VOCAB, WIDTH = 5, 61, 24
 each_alignment = pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "in place"])

@@ -12,7 +12,8 @@ from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.kinds import kind_of_config
 from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import ModelError
-from tests.unit.drafters.net.block_nets import MARKOV, randn, small_dspark, speculators_files
+from tests.unit.drafters.net.block_nets import MARKOV, small_dspark, speculators_files
+from tests.unit.drafters.net.small import randn
 from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename
 
 

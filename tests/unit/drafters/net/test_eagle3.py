@@ -12,7 +12,7 @@ from outpace.drafters.fusion import membership, usual_taps
 from outpace.drafters.kind import causal
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, relative, rows
+from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, randn, relative_error
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "bias")
 VARIANTS: list[dict[str, Any]] = [dict(zip(FLAGS, said)) for said in itertools.product([False, True], repeat=6)]
@@ -34,21 +34,21 @@ def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         net = eagle3_net(dtype, **changes)
         config, w = net.config, reference.weights_of(net)
-        features = rows(9, config.tap_count * config.target_hidden_size, seed=1, dtype=dtype)
+        features = randn(9, config.tap_count * config.target_hidden_size, seed=1, dtype=dtype)
         positions = torch.arange(3, 12)
         fused = net.fuse(features)
         exact = reference.eagle3_fuse(w, config, features.double().numpy())
-        assert relative(fused, exact) < tolerance
+        assert relative_error(fused, exact) < tolerance
         states = fused
         for step in range(2):
-            embeddings = rows(9, config.hidden_size, seed=2 + step, dtype=dtype)
+            embeddings = randn(9, config.hidden_size, seed=2 + step, dtype=dtype)
             states, hidden = net(embeddings, states, positions + step, causal)
             exact, wanted = reference.eagle3(
                 w, config, embeddings.double().numpy(), exact, (positions + step).double().numpy()
             )
-            assert relative(states, exact) < tolerance
-            assert relative(hidden, wanted) < tolerance
-        assert relative(net.logits(hidden), wanted @ w["lm_head.weight"].T) < tolerance
+            assert relative_error(states, exact) < tolerance
+            assert relative_error(hidden, wanted) < tolerance
+        assert relative_error(net.logits(hidden), wanted @ w["lm_head.weight"].T) < tolerance
 
 
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "norm_output": True, "bias": True}], ids=["plain", "all"])
@@ -56,7 +56,7 @@ def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
 def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> None:
     """Guards against positions counted from the first row of a pass."""
     net = eagle3_net(**changes)
-    embeddings, states, positions = rows(12, 24, seed=1), rows(12, 24, seed=2), torch.arange(12)
+    embeddings, states, positions = randn(12, 24, seed=1), randn(12, 24, seed=2), torch.arange(12)
     wanted, wanted_hidden = net(embeddings, states, positions, causal)
     for pieces in ([1] * 12, [5, 1, 4, 2]):
         attend, start = Cached(), 0
@@ -70,12 +70,12 @@ def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> No
 
 def test_the_targets_embedding_is_used_and_its_head_asked_for_where_the_file_has_none() -> None:
     """Guards against a copy of the target's tables, and against a head that is silently missing."""
-    table = rows(50, 24, seed=8)
+    table = randn(50, 24, seed=8)
     net = eagle3_net(draft_vocab_size=50, own_head=False)
     assert not {"lm_head.weight", "embed_tokens.weight", "d2t"} & set(net.state_dict())
     assert torch.equal(net.embed(torch.tensor([4, 7]), lambda ids: table[ids]), table[[4, 7]])
     with pytest.raises(ModelError, match="own_head=False"):
-        net.logits(rows(3, 24))
+        net.logits(randn(3, 24))
     own = eagle3_net(own_embedding=True)
     assert own.embed_tokens is not None
     assert torch.equal(own.embed(torch.tensor([4, 7]), lambda ids: table[ids]), own.embed_tokens.weight[[4, 7]])
@@ -128,4 +128,4 @@ def test_taps_are_the_usual_three_or_those_of_the_file() -> None:
 def test_features_of_another_width_name_both_fields() -> None:
     """Guards against a bare matrix error when a drafter meets another target."""
     with pytest.raises(ModelError, match=r"48 columns, but taps=3 x target_hidden_size=24 is 72"):
-        eagle3_net().fuse(rows(2, 48))
+        eagle3_net().fuse(randn(2, 48))

@@ -16,7 +16,7 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import Checkpoint, read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import offsets, randomise, relative, rows
+from tests.unit.drafters.net.small import offsets, randn, randomise, relative_error
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "vocab_size": 50, "draft_vocab_size": 50, "heads": 3}
 VARIANTS: list[dict[str, Any]] = [
@@ -39,7 +39,7 @@ def medusa(dtype: torch.dtype = torch.float64, **changes: Any) -> MedusaNet:
 def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
     """Guards against blocks chained across heads, a bias left out, and one head's vocabulary layer used for all."""
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        net, states = medusa(dtype, **changes), rows(6, 16, seed=1, dtype=dtype)
+        net, states = medusa(dtype, **changes), randn(6, 16, seed=1, dtype=dtype)
         w, exact = reference.weights_of(net), []
         for head in range(net.config.heads):
             x = states.double().numpy()
@@ -50,14 +50,14 @@ def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
             exact.append(x @ w.get(f"heads.{head}.lm_head.weight", shared).T)
         found = net(states) if net.config.head == "target" else net.logits(net(states))
         assert found.shape[:2] == (6, net.config.heads)
-        assert relative(found, np.stack(exact, axis=1)) < tolerance
+        assert relative_error(found, np.stack(exact, axis=1)) < tolerance
 
 
 @torch.inference_mode()
 def test_chained_heads_match_the_equation() -> None:
     """Guards against heads that read the first state or a normed one, and norms that are left out or exchanged."""
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        net, states = medusa(dtype, **VARIANTS[5]), rows(6, 16, seed=1, dtype=dtype) * 9
+        net, states = medusa(dtype, **VARIANTS[5]), randn(6, 16, seed=1, dtype=dtype) * 9
         w, exact, x = reference.weights_of(net), [], states.double().numpy()
 
         def normed(rows: Any, factors: Any) -> Any:
@@ -66,7 +66,7 @@ def test_chained_heads_match_the_equation() -> None:
         for head in range(net.config.heads):
             x = x + normed(x, w[f"heads.{head}.norm.weight"]) @ w[f"heads.{head}.linear.weight"].T
             exact.append(normed(x, w[f"heads.{head}.out_norm.weight"]))
-        assert relative(net(states), np.stack(exact, axis=1)) < tolerance
+        assert relative_error(net(states), np.stack(exact, axis=1)) < tolerance
     assert [medusa(**changes).config.tap(30) for changes in VARIANTS[4:]] == [30, 31]
 
 
@@ -81,7 +81,7 @@ def test_heads_without_a_vocabulary_layer_say_so() -> None:
     """Guards against heads without a vocabulary layer that answer all the same."""
     net = medusa(head="target")
     with pytest.raises(ModelError, match="head='target'"):
-        net.logits(net(rows(2, 16)))
+        net.logits(net(randn(2, 16)))
     with pytest.raises(ValidationError, match=r"draft_vocab_size=20 does not go with .* vocab_size=50"):
         MedusaConfig(**{**SIZES, "head": "target", "draft_vocab_size": 20})
     for other in ({"head": "own"}, {"layers": 2}, {"bias": True}):
@@ -156,7 +156,7 @@ def test_vllm_files_share_and_thin_out_vocabulary_layers(tmp_path: Path) -> None
     write_net(net, tmp_path, "vllm")
     checkpoint = read_checkpoint(tmp_path)
     tensors = dict(checkpoint.tensors)
-    kept, full = tensors["token_map"], rows(50, 16, dtype=torch.float32)
+    kept, full = tensors["token_map"], randn(50, 16, dtype=torch.float32)
     full[kept] = tensors.pop("lm_head.weight")
     again = read_medusa(replace(checkpoint, tensors=tensors | {"lm_heads.0.weight": full}))
     assert again.config == net.config

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from outpace.drafters.layers import Rotary, fill_with_nan
 from outpace.lib.errors import ModelError
 from outpace.models.plain_decoder import RMSNorm
-from tests.unit.drafters.net.block_nets import randn
+from tests.unit.drafters.net.small import randn
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",

@@ -15,12 +15,12 @@ from outpace.drafters.kinds import write_net
 from outpace.drafters.load import load_net
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
-from tests.unit.drafters.net.small import eagle3_net, rows
+from tests.unit.drafters.net.small import eagle3_net, randn
 from tests.unit.drafters.net.test_eagle3_layouts import file
 from tests.unit.drafters.net.test_medusa import medusa
 
-HEAD = rows(50, 24, seed=3, dtype=torch.float32)
-OTHERS = {"model.embed_tokens.weight": rows(50, 24, seed=4, dtype=torch.float32), "model.norm.weight": torch.ones(24)}
+HEAD = randn(50, 24, seed=3, dtype=torch.float32)
+OTHERS = {"model.embed_tokens.weight": randn(50, 24, seed=4, dtype=torch.float32), "model.norm.weight": torch.ones(24)}
 
 
 def target(folder: Path, head: Tensor | None = HEAD, shards: bool = False, **config: Any) -> str:
