@@ -1,6 +1,5 @@
 """DFlash 2: its convolutions and its selector by their equations, and its public checkpoints."""
 
-import json
 import math
 
 import pytest
@@ -10,10 +9,9 @@ from outpace.drafters.dflash.files import export_dflash, read_dflash
 from outpace.drafters.dflash2.files import NAMES, export_dflash2, read_dflash2
 from outpace.drafters.dflash2.net import DFlash2Layer
 from outpace.lib.checkpoint import Checkpoint
-from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import SLIDING, draft, requests, small_dflash, small_dflash2
 from tests.unit.drafters.net.small import randn, relative_error
-from tests.unit.drafters.net.test_dflash_layout import Edit, both, put, rename
+from tests.unit.drafters.net.test_dflash_layout import Edit, assert_refused, both, in_memory, put, rename
 
 
 @pytest.mark.parametrize("taps", [1, 2, 3, 7])
@@ -102,12 +100,7 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
 @pytest.mark.parametrize(("edit", "named"), SPOILT.values(), ids=SPOILT.keys())
 def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
     """Guards against a selector or kernels read with guessed conventions."""
-    config, tensors = export_dflash2(small_dflash2(torch.float32))
-    config = json.loads(json.dumps(config))
-    edit(config, tensors)
-    with pytest.raises(ModelError) as caught:
-        read_dflash2(Checkpoint("drafter", config, tensors))
-    assert all(name in str(caught.value) for name in named), str(caught.value)
+    assert_refused(read_dflash2, in_memory(*export_dflash2(small_dflash2(torch.float32)), edit), named)
 
 
 def test_blocks_read_both_ways_are_known_by_either_field() -> None:

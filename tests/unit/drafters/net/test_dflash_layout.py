@@ -17,14 +17,25 @@ from tests.unit.drafters.net.block_nets import SIZES, SLIDING, small_dflash, spe
 Edit = Callable[[dict[str, Any], dict[str, Tensor]], object]
 
 
-def exported(layout: str = "z-lab", edit: Edit | None = None, **changes: Any) -> Checkpoint:
-    """A checkpoint in memory, spoilt by `edit`."""
-    net = small_dflash(torch.float32, **changes)
-    config, tensors = export_dflash(net) if layout == "z-lab" else speculators_files(net)
+def in_memory(config: dict[str, Any], tensors: dict[str, Tensor], edit: Edit | None = None) -> Checkpoint:
+    """A checkpoint as its file would say it, spoilt by `edit`."""
     config = json.loads(json.dumps(config))
     if edit is not None:
         edit(config, tensors)
     return Checkpoint("drafter", config, tensors)
+
+
+def assert_refused(read: Callable[[Checkpoint], object], checkpoint: Checkpoint, named: list[str]) -> None:
+    """Reading it is an error that names all of these."""
+    with pytest.raises(ModelError) as caught:
+        read(checkpoint)
+    assert str(caught.value).startswith("drafter")
+    assert all(name in str(caught.value) for name in named), str(caught.value)
+
+
+def exported(layout: str = "z-lab", edit: Edit | None = None, **changes: Any) -> Checkpoint:
+    net = small_dflash(torch.float32, **changes)
+    return in_memory(*(export_dflash(net) if layout == "z-lab" else speculators_files(net)), edit)
 
 
 def put(*path: str, value: Any) -> Edit:
@@ -114,10 +125,7 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
 @pytest.mark.parametrize(("edit", "named"), SPOILT.values(), ids=SPOILT.keys())
 def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
     """Guards against a drafter that loads and drafts noise, and against errors that leave the user searching."""
-    with pytest.raises(ModelError) as caught:
-        read_dflash(exported(edit=edit))
-    assert str(caught.value).startswith("drafter")
-    assert all(name in str(caught.value) for name in named), str(caught.value)
+    assert_refused(read_dflash, exported(edit=edit), named)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +143,7 @@ def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
 )
 def test_speculators_that_draft_otherwise_are_refused(edit: Edit, named: list[str]) -> None:
     """Guards against blocks aligned otherwise, reduced vocabularies and unstated causality read as the usual."""
-    with pytest.raises(ModelError) as caught:
-        read_dflash(exported("speculators", edit, **SLIDING))
-    assert all(name in str(caught.value) for name in named), str(caught.value)
+    assert_refused(read_dflash, exported("speculators", edit, **SLIDING), named)
 
 
 def test_mixed_dtypes_lose_nothing() -> None:

@@ -1,6 +1,5 @@
 """Domino checkpoints in their public layouts: there and back, generations, stripping, and what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,13 @@ from outpace.drafters.domino.net import DominoConfig
 from outpace.lib.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import HEAD, SIZES, small_dflash, small_domino
-from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename
+from tests.unit.drafters.net.test_dflash_layout import Edit, add, assert_refused, both, in_memory, put, rename
 
 HEAD_NAMES = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight")
 
 
 def exported(layout: str = "domino", edit: Edit | None = None, **changes: Any) -> Checkpoint:
-    config, tensors = export_domino(small_domino(torch.float32, **changes), layout)
-    config = json.loads(json.dumps(config))
-    if edit is not None:
-        edit(config, tensors)
-    return Checkpoint("drafter", config, tensors)
+    return in_memory(*export_domino(small_domino(torch.float32, **changes), layout), edit)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +67,7 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
 @pytest.mark.parametrize(("edit", "named"), SPOILT.values(), ids=SPOILT.keys())
 def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
     """Guards against a head read with guessed conventions: it would correct towards the wrong tokens."""
-    with pytest.raises(ModelError) as caught:
-        read_domino(exported(edit=edit))
-    assert str(caught.value).startswith("drafter")
-    assert all(name in str(caught.value) for name in named), str(caught.value)
+    assert_refused(read_domino, exported(edit=edit), named)
 
 
 def test_kinds_are_told_apart() -> None:

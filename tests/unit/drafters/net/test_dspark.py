@@ -1,20 +1,15 @@
 """DSpark: its heads by the paper's equations, and its checkpoints in three public layouts."""
 
-import json
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from outpace.drafters.dspark.files import NAMES, export_dspark, read_dspark
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.kinds import kind_of_config
 from outpace.lib.checkpoint import Checkpoint
-from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import MARKOV, small_dspark, speculators_files
 from tests.unit.drafters.net.small import randn
-from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename
+from tests.unit.drafters.net.test_dflash_layout import Edit, add, assert_refused, both, in_memory, put, rename
 
 
 def test_the_heads_are_the_papers_equations() -> None:
@@ -38,8 +33,8 @@ def test_the_heads_are_the_papers_equations() -> None:
     assert steps == [0, 1, 2, 3, 4]  # the anchor's position drafts: as many drafts as the block has tokens
 
 
-def files(layout: str, net: DSparkNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A drafter as each project writes it."""
+def written(layout: str, net: DSparkNet, edit: Edit | None = None) -> Checkpoint:
+    """A drafter as each project writes it, spoilt by `edit`."""
     config, tensors = export_dspark(net, "specforge")
     if layout == "deepspec":
         inner = config.pop("dflash_config")
@@ -49,18 +44,18 @@ def files(layout: str, net: DSparkNet) -> tuple[dict[str, Any], dict[str, Tensor
     if layout == "speculators":
         config = speculators_files(net, "dspark")[0] | MARKOV | {"markov_head_type": "vanilla"}
         config["sample_from_anchor"] = True
-    return json.loads(json.dumps(config)), tensors
+    return in_memory(config, tensors, edit)
 
 
 @pytest.mark.parametrize("layout", ["specforge", "deepspec", "speculators"])
 def test_every_layout_means_the_same(layout: str) -> None:
     """Guards against files that people have and that load as a plain DFlash drafter, or not at all."""
     net = small_dspark(torch.float32, target_layers=None)
-    config, tensors = files(layout, net)
-    kind = kind_of_config(config)
+    checkpoint = written(layout, net)
+    kind = kind_of_config(checkpoint.config)
     assert kind is not None
     assert kind.name == "dspark"
-    again = read_dspark(Checkpoint("drafter", config, tensors))
+    again = read_dspark(checkpoint)
     assert again.config == net.config
     assert again.state_dict().keys() == net.state_dict().keys()
     assert all(torch.equal(again.state_dict()[key], weight) for key, weight in net.state_dict().items())
@@ -81,12 +76,11 @@ OTHERS: dict[str, Edit] = {
 def test_other_generations_mean_the_same(edit: Edit) -> None:
     """Guards against reading one generation of SpecForge's layout only."""
     net = small_dspark(torch.float32)
-    config, tensors = files("specforge", net)
-    edit(config, tensors)
-    kind = kind_of_config(config)
+    checkpoint = written("specforge", net, edit)
+    kind = kind_of_config(checkpoint.config)
     assert kind is not None
     assert kind.name == "dspark"
-    assert read_dspark(Checkpoint("drafter", config, tensors)).config == net.config
+    assert read_dspark(checkpoint).config == net.config
 
 
 SPOILT: dict[str, tuple[str, Edit, list[str]]] = {
@@ -106,9 +100,4 @@ SPOILT: dict[str, tuple[str, Edit, list[str]]] = {
 @pytest.mark.parametrize(("layout", "edit", "named"), SPOILT.values(), ids=SPOILT.keys())
 def test_what_does_not_fit_is_named(layout: str, edit: Edit, named: list[str]) -> None:
     """Guards against heads read with guessed conventions: they would correct towards the wrong tokens."""
-    config, tensors = files(layout, small_dspark(torch.float32, target_layers=None))
-    edit(config, tensors)
-    with pytest.raises(ModelError) as caught:
-        read_dspark(Checkpoint("drafter", config, tensors))
-    assert str(caught.value).startswith("drafter")
-    assert all(name in str(caught.value) for name in named), str(caught.value)
+    assert_refused(read_dspark, written(layout, small_dspark(torch.float32, target_layers=None), edit), named)
