@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from outpace.drafters.dart.net import DartNet
-from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import kind_of_config, write_net
@@ -24,8 +22,8 @@ from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import save_tiny_model
 
 
-def write_all(folder: Path) -> dict[str, type[nn.Module]]:
-    """One checkpoint of every kind and layout; the class that each is to be read as."""
+def write_all(folder: Path) -> None:
+    """One checkpoint of every layout of five kinds."""
     folder.mkdir(exist_ok=True)
     for layout in ("midlayer", "speculators"):
         write_net(eagle3_net(torch.float32), folder / f"eagle3-{layout}", layout)
@@ -36,17 +34,6 @@ def write_all(folder: Path) -> dict[str, type[nn.Module]]:
     for layout in ("authors", "vllm"):
         write_net(medusa(torch.float32), folder / f"medusa-{layout}", layout)
     write_net(dart_net(torch.float32), folder / "dart-own")
-    kinds = {"eagle3": Eagle3Net, "dflash": DFlashNet, "domino": DominoNet, "medusa": MedusaNet, "dart": DartNet}
-    return {path.name: kinds[path.name.partition("-")[0]] for path in folder.iterdir()}
-
-
-def test_every_layout_is_read_as_its_own_kind(tmp_path: Path) -> None:
-    """Guards against a DART file read as EAGLE-3, whose fields it has too, and Domino's head left in the file."""
-    found = write_all(tmp_path)
-    assert len(found) == 9
-    for name, kind in found.items():
-        assert is_net(str(tmp_path / name)), name
-        assert type(load_net(str(tmp_path / name))) is kind, name
 
 
 @pytest.mark.parametrize(
