@@ -10,7 +10,6 @@ from llguidance import LLTokenizer
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -18,8 +17,7 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
-from outpace.testing import decode
-from outpace.testing.toy import no_draft_model
+from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -103,8 +101,7 @@ class World:
 
     def _make(self, method: str) -> Proposer:
         if method in RETRIEVAL:
-            around = BuildContext(VOCAB, CPU, no_draft_model)
-            return build_proposer(parse_method(RETRIEVAL[method]), around)
+            return build_proposer(parse_method(RETRIEVAL[method]), toy_context(VOCAB))
         if method in MODELS:
             config = tiny_config("qwen2", num_hidden_layers=2)
             model = draft_model_of(stock_model(config, ATTENTION_NAME), self.target.max_length, SLOTS)

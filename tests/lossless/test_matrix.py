@@ -16,7 +16,6 @@ import torch
 from outpace.core.drafting import Retriever
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.self_draft.guessed import GuessedSelfDraft
 from outpace.drafters.self_draft.source import SelfDraft
@@ -26,8 +25,7 @@ from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
-from outpace.testing import decode
-from outpace.testing.toy import no_draft_model
+from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
@@ -149,8 +147,7 @@ def plain(options: str, index: int) -> Session:
 
 def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Sequence[int]]) -> Proposer:
     if case.source in WHOLE:
-        around = BuildContext(VOCAB, target.device, no_draft_model)
-        return build_proposer(parse_method(WHOLE[case.source]), around)
+        return build_proposer(parse_method(WHOLE[case.source]), toy_context(VOCAB))
     if case.source == "recycle":
         source: Any = TokenRecycling(TransitionMatrix(VOCAB, target.device, context=2))
     elif case.source == "draft-lm":

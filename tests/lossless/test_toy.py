@@ -9,14 +9,12 @@ import torch
 from outpace.core.drafting import GrowingShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation, Proposer
-from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
-from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
+from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode, toy_context
 from outpace.testing.sources import ToySource, blend
-from outpace.testing.toy import no_draft_model
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -37,9 +35,7 @@ MakeProposer = Callable[[list[list[int]]], Proposer]
 
 
 def named(text: str) -> MakeProposer:
-    return lambda sequences: build_proposer(
-        parse_method(text), BuildContext(VOCAB, torch.device("cpu"), no_draft_model)
-    )
+    return lambda sequences: build_proposer(parse_method(text), toy_context(VOCAB))
 
 
 def adversary(seed: int, truth: float, budget: int = 8) -> MakeProposer:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest
+from outpace.core.protocols import DraftRequest, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.testing import OracleDrafter, ToyTarget, decode
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.testing import OracleDrafter, ToyTarget, decode, toy_context
 from outpace.trees.proposer import EmptyDraft
 
 VOCAB = 60
@@ -83,11 +84,22 @@ def toy_engine(text: bool = False, **options: Any) -> Engine:
     return Engine(target, CharDetokenizer if text else None)
 
 
+def named(method: str, vocab: int) -> Proposer:
+    """A method without a model."""
+    return build_proposer(parse_method(method), toy_context(vocab))
+
+
+def alone(prompt: Sequence[int], params: SamplingParams, **options: Any) -> list[int]:
+    """What plain decoding answers to one request by itself."""
+    (session,) = decode(toy_engine(**options), [prompt], [params], [EmptyDraft()])
+    return session.generated
+
+
 def distinct_answer(count: int) -> list[int]:
     """PROMPT's greedy answer, whose tokens are all different, so that each is the first of its kind."""
-    (session,) = decode(toy_engine(), [PROMPT], [SamplingParams(max_new_tokens=count)], [EmptyDraft()])
-    assert len(set(session.generated)) == count, "choose another seed: the tests need an answer without repeats"
-    return session.generated
+    answer = alone(PROMPT, SamplingParams(max_new_tokens=count))
+    assert len(set(answer)) == count, "choose another seed: the tests need an answer without repeats"
+    return answer
 
 
 def run_all(engine: Engine, sessions: Sequence[Session], limit: int = 10_000) -> None:

@@ -10,14 +10,7 @@ from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import (
-    PROMPT,
-    VOCAB,
-    PoisonedTarget,
-    event_tokens,
-    run_all,
-    toy_engine,
-)
+from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, alone, event_tokens, run_all, toy_engine
 
 
 class BoundedTarget(ToyTarget):
@@ -26,12 +19,6 @@ class BoundedTarget(ToyTarget):
     def logits(self, ids: Any, position: int) -> Any:
         assert position < self.max_length, f"asked for a token at position {position} of {self.max_length}"
         return super().logits(ids, position)
-
-
-def alone(prompt: list[int], params: SamplingParams, **options: Any) -> list[int]:
-    """What plain decoding answers to one request by itself."""
-    (session,) = decode(toy_engine(**options), [prompt], [params], [EmptyDraft()])
-    return session.generated
 
 
 def params_of(index: int, count: int = 12) -> SamplingParams:

@@ -4,27 +4,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Target
-from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.engine.session import KeptSlot, Session
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
-from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
-from outpace.testing.toy import no_draft_model
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, run_all, toy_engine
+from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, alone, named, run_all, toy_engine
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 from tests.unit.models.tiny import VOCAB as TINY_VOCAB
 
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.9, "seed": 3}}
-
-
-def named(method: str, vocab: int) -> Proposer:
-    return build_proposer(parse_method(method), BuildContext(vocab, torch.device("cpu"), no_draft_model))
 
 
 def turn(
@@ -111,7 +103,7 @@ def test_a_cancelled_request_keeps_its_slot() -> None:
             assert session.kept.ids == (session.ids[: 8 * steps] if steps < 3 else session.ids[:-1])
         params = SamplingParams(max_new_tokens=5)
         again = turn(engine, [*session.ids, 4], params, session.proposer, session.kept)
-        assert again.generated == decode(toy_engine(), [[*session.ids, 4]], [params], [EmptyDraft()])[0].generated
+        assert again.generated == alone([*session.ids, 4], params)
 
 
 def test_kept_slots_give_way_to_requests() -> None:
@@ -122,14 +114,14 @@ def test_kept_slots_give_way_to_requests() -> None:
     assert engine.is_idle
     others = [engine.add([index, 6], params, plain)[0] for index in (3, 4, 5)]
     run_all(engine, others)
-    expected = [decode(toy_engine(), [[index, 6]], [params], [plain])[0].generated for index in (3, 4, 5)]
+    expected = [alone([index, 6], params) for index in (3, 4, 5)]
     assert [other.generated for other in others] == expected
     for session in (first, second):
         assert session.kept is not None
         assert not session.kept.is_open
         again = turn(engine, session.ids, params, plain, session.kept)
         assert again.metrics.reused_tokens == 0
-        assert again.generated == decode(toy_engine(), [session.ids], [params], [plain])[0].generated
+        assert again.generated == alone(session.ids, params)
     assert engine.free_slots == 1, "a slot that nobody can resume any more is forgotten"
 
 
@@ -150,7 +142,7 @@ def test_another_method_starts_afresh() -> None:
     session = turn(engine, PROMPT, params, EmptyDraft())
     again = turn(engine, session.ids, params, named("lookup", VOCAB), session.kept)
     assert again.metrics.reused_tokens == 0
-    assert again.generated == decode(toy_engine(), [session.ids], [params], [EmptyDraft()])[0].generated
+    assert again.generated == alone(session.ids, params)
     assert engine.free_slots == engine.target.max_slots - 1
 
 

@@ -9,8 +9,8 @@ from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.engine import Engine
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import run_all, toy_engine
-from tests.unit.engine.test_kept import named, turn
+from tests.unit.engine.doubles import named, run_all, toy_engine
+from tests.unit.engine.test_kept import turn
 from tests.unit.engine.test_prefixes import Mindful
 
 TOKENS, PROMPTS = 24, [[index, *range(1, 40)] for index in range(1, 6)]

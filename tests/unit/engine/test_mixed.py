@@ -19,9 +19,9 @@ from outpace.engine.engine import Engine
 from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import shares
 from outpace.engine.session import Session
-from outpace.methods.catalog import build_proposer, parse_method
-from outpace.testing import ToyTarget, toy_context
+from outpace.testing import ToyTarget
 from outpace.trees.proposer import EmptyDraft
+from tests.unit.engine.doubles import named
 from tests.unit.models.company import of_a_mixed_pass
 from tests.unit.models.tiny import random_ids
 
@@ -62,10 +62,6 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     return target
 
 
-def proposer_of(method: str) -> Proposer:
-    return EmptyDraft() if method == "plain" else build_proposer(parse_method(method), toy_context(VOCAB))
-
-
 def add(engine: Engine, prompt: list[int], proposer: Proposer, tokens: int = 150) -> Session:
     (session,) = engine.add(prompt, SamplingParams(max_new_tokens=tokens), proposer)
     return session
@@ -102,7 +98,7 @@ def test_long_prompts_do_not_delay_streams(target: Clocked, method: str, slowdow
     prompts that are never written for it."""
     engine = Engine(target, costs=PassCosts(), prompt_slowdown=slowdown)
     engine.shares_prefixes = False
-    proposer, rest = proposer_of(method), EmptyDraft()
+    proposer, rest = named(method, VOCAB), EmptyDraft()
     stream, usual, gaps = add(engine, [1, 2, 3], proposer, 3000), list[float](), list[float]()
     long: list[Session] = []
     for step in range(240):
@@ -138,7 +134,7 @@ def test_prompts_teach_where_no_stream_waits(target: Clocked) -> None:
     """Guards against retrieval that learns from no prompt, since passes are shared, and against streams that wait while
     the whole vocabulary is scored for every row of a prompt."""
     engine = Engine(target, costs=PassCosts())
-    proposer = proposer_of("outpace:draft=none")
+    proposer = named("outpace:draft=none", VOCAB)
     alone = add(engine, LONG[:300], proposer)
     while alone.is_filling:
         engine.step()
@@ -177,4 +173,4 @@ def test_arrivals_change_no_answer(method: str) -> None:
     expected = [answers(Engine(ToyTarget(VOCAB, max_slots=8)), [prompt], EmptyDraft(), 0)[0] for prompt in prompts]
     for gap in (0, 1, 3):
         engine = Engine(ToyTarget(VOCAB, max_slots=8), prefill_chunk=16, costs=PassCosts())
-        assert answers(engine, prompts, proposer_of(method), gap) == expected
+        assert answers(engine, prompts, named(method, VOCAB), gap) == expected

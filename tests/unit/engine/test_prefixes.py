@@ -16,14 +16,13 @@ from outpace.sampling.noise import noise_key, uniform
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.world import METHODS, World
-from tests.unit.engine.doubles import run_all
-from tests.unit.engine.test_kept import named
+from tests.unit.engine.doubles import named, run_all
+from tests.unit.engine.test_kept import SAMPLING
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 
 VOCAB = 23
 CHUNK = 16
 SYSTEM = random_ids(40, 1, VOCAB)
-SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.9, "seed": 3}}
 TOYS = (
     "plain",
     "lookup:budget=3",

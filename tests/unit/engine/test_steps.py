@@ -14,9 +14,9 @@ from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Gain
 from outpace.lib.errors import StateLost
-from outpace.testing import OracleDrafter, ToyTarget, decode
+from outpace.testing import OracleDrafter, ToyTarget
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, CharDetokenizer, run_all, text_of, toy_engine
+from tests.unit.engine.doubles import PROMPT, VOCAB, CharDetokenizer, alone, run_all, text_of, toy_engine
 
 PARAMS = SamplingParams(max_new_tokens=12)
 
@@ -61,14 +61,9 @@ class LateFailure(OracleDrafter):
             raise KeyboardInterrupt
 
 
-def alone(prompt: Sequence[int], params: SamplingParams = PARAMS) -> list[int]:
-    (session,) = decode(toy_engine(), [prompt], [params], [EmptyDraft()])
-    return session.generated
-
-
 def test_nothing_is_counted_or_said_twice() -> None:
     """Guards against metrics, events, text and log-probabilities of a round that was taken back."""
-    answer = alone(PROMPT)
+    answer = alone(PROMPT, PARAMS)
     params = SamplingParams(max_new_tokens=12, logprobs=1)
     counts = []
     for times in (0, 3):
@@ -117,7 +112,7 @@ def test_a_request_that_cannot_be_restored_ends_and_says_so() -> None:
         lengths.append(len(caught.traceback))
     assert isinstance(caught.value.__cause__, NotImplementedError)
     assert lengths[0] == lengths[-1]
-    assert other.generated == alone([9, 9])
+    assert other.generated == alone([9, 9], PARAMS)
     assert engine.free_slots == target.max_slots
 
 
@@ -136,10 +131,10 @@ def test_an_error_concerns_those_who_cause_it(own: int) -> None:
             wait()
     else:
         wait()
-        assert sessions[1].generated == alone(PROMPT)
+        assert sessions[1].generated == alone(PROMPT, PARAMS)
     engine.cancel(sessions[0])
     run_all(engine, sessions)
-    assert sessions[1].generated == alone(PROMPT)
+    assert sessions[1].generated == alone(PROMPT, PARAMS)
 
 
 @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])

@@ -10,26 +10,20 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
-from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
-from outpace.testing.toy import toy_context
 from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.proposer import UnionPlan
-from tests.unit.engine.doubles import CharDetokenizer, run_all, text_of
+from tests.unit.engine.doubles import CharDetokenizer, named, run_all, text_of
 from tests.unit.trees.union.worlds import union_of
 
 VOCAB = 12
 CPU = torch.device("cpu")
 PROMPT = [4, 6, 4, 6, 4, 6, 4]  # repetitive, so that matches are found
-
-
-def named(text: str) -> Proposer:
-    return build_proposer(parse_method(text), toy_context(VOCAB))
 
 
 def drafting() -> Proposer:
@@ -59,12 +53,12 @@ def traced(proposer: Proposer, budget: int | None = None, **options: object) -> 
 FAMILIES: dict[str, tuple[Callable[[], Proposer], set[str]]] = {
     "plain": (EmptyDraft, set()),
     "model": (drafting, {"drafted"}),
-    "lookup": (lambda: named("lookup:budget=2"), {"matched"}),
-    "recycle": (lambda: named("recycle:budget=16"), {"retrieved"}),
-    "lookahead": (lambda: named("lookahead:budget=15"), {"retrieved"}),
-    "samd": (lambda: named("samd:budget=9,min_match=2"), {"matched", "retrieved"}),
+    "lookup": (lambda: named("lookup:budget=2", VOCAB), {"matched"}),
+    "recycle": (lambda: named("recycle:budget=16", VOCAB), {"retrieved"}),
+    "lookahead": (lambda: named("lookahead:budget=15", VOCAB), {"retrieved"}),
+    "samd": (lambda: named("samd:budget=9,min_match=2", VOCAB), {"matched", "retrieved"}),
     "graft": (grafted, {"drafted", "matched", "retrieved"}),
-    "union-without-draft": (lambda: named("outpace:draft=none,budget=9"), {"matched", "retrieved"}),
+    "union-without-draft": (lambda: named("outpace:draft=none,budget=9", VOCAB), {"matched", "retrieved"}),
     "union": (union, {"drafted", "matched", "retrieved"}),
 }
 
