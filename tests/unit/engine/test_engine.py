@@ -1,8 +1,11 @@
 """The engine's promises to a request: its limits, its neighbours' independence, an end in every case."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
@@ -182,3 +185,28 @@ def test_a_seed_chosen_by_the_engine_is_reported_and_reproduces_the_answer() -> 
     reported = engine.result(first).seed
     seeded = SamplingParams(max_new_tokens=12, temperature=1.5, seed=reported)
     assert alone(PROMPT, seeded) == first.generated
+
+
+class SoundOnlyOn(ToyTarget):
+    """Finite logits for the prefixes of one sequence, NaN after anything else."""
+
+    def __init__(self, sequence: Sequence[int]) -> None:
+        super().__init__(vocab_size=12, seed=4)
+        self._sequence = list(sequence)
+
+    def logits(self, ids: Sequence[int], position: int) -> Tensor:
+        logits = super().logits(ids, position)
+        is_known = self._sequence[: len(ids)] == list(ids)
+        return logits if is_known else torch.full_like(logits, torch.nan)
+
+
+@pytest.mark.parametrize(("temperature", "verification"), [(0.0, "match"), (0.9, "match"), (0.0, "rejection")])
+def test_nan_in_a_branch_not_taken_changes_nothing(temperature: float, verification: str) -> None:
+    """Guards against a request that fails only because a wrong draft was looked at: half precision overflows there."""
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=2, verification=verification)
+    (plain,) = decode(Engine(ToyTarget(vocab_size=12, seed=4)), [[1, 2, 3]], [params], [EmptyDraft()])
+    drafter = AdversaryDrafter(12, [plain.ids], budget=10, truth=0.6)
+    (session,) = decode(Engine(SoundOnlyOn(plain.ids)), [[1, 2, 3]], [params], [drafter])
+    assert session.error is None
+    assert session.generated == plain.generated
+    assert any(len(observation.tree) - 1 > observation.verdict.accepted_drafts for observation in drafter.observations)
