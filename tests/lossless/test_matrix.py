@@ -33,8 +33,7 @@ from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, re
 from outpace.trees.shapes.table import shapes
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of
-from tests.unit.drafters.source.every import Every
-from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
+from tests.unit.drafters.source.learned import KINDS, Every, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
 SHAPES = tuple(name for name, shape in shapes().items() if shape.is_general or name == "template")

@@ -1,10 +1,11 @@
 """Trained drafters on tiny random nets, and the usual shapes at sizes of tests: what several tests build alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.drafting import GrowingShape
 from outpace.core.protocols import Proposer
@@ -24,6 +25,7 @@ from outpace.drafters.lattice.source import LatticeSource
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.packing import pack_net
+from outpace.models.packed import PackedModel
 from outpace.models.target import TransformersTarget
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
@@ -154,3 +156,17 @@ def proposer_of(shape: str, source: Any, device: str = "cpu", leaves_room: bool 
     settings = shapes()[shape].settings  # of a shape that was added and is not above, its own
     growing, budget = GROWING.get(shape) or (lambda: shapes()[shape].growing(settings()), 10)  # type: ignore[misc]
     return GrowingProposer(source, growing(), budget, leaves_room)
+
+
+@dataclass(frozen=True)
+class Every:
+    """A selector whose rows are known: each `step`-th that is committed."""
+
+    model: PackedModel
+    step: int
+
+    def select(self, slot: int, prompt: Sequence[int]) -> None:
+        pass
+
+    def view(self, slot: int, selected: Tensor | None) -> Tensor:
+        return torch.arange(0, self.model.kv.lengths[slot], self.step, dtype=torch.int32)[None, None]

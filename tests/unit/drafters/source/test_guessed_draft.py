@@ -26,7 +26,7 @@ from outpace.models.draft import draft_model_of
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.drafters.source.every import Every
+from tests.unit.drafters.source.learned import Every
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP, GAMMA = 40, 6

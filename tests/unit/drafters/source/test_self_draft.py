@@ -27,8 +27,7 @@ from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain
 from tests.statistics import chi_square_p
-from tests.unit.drafters.source.every import Every
-from tests.unit.drafters.source.learned import proposer_of, random_net
+from tests.unit.drafters.source.learned import Every, proposer_of, random_net
 from tests.unit.models.tiny import VOCAB, committed_rows, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 40
