@@ -1,5 +1,7 @@
-"""What a method is said to hold: everything of its own, nothing of its neighbours', each byte once."""
+"""What a method is said to hold: everything of its own, nothing of its neighbours', each byte once; and of which
+commit a package is."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 import outpace
+from outpace.bench import environment
 from outpace.bench.environment import held_mb
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
@@ -54,3 +57,19 @@ def test_bytes_are_counted_once() -> None:
     circle.append(circle)
     assert held_mb(circle, weight) == pytest.approx(1.0, abs=0.001)
     assert held_mb(torch.empty(2**20, device="meta")) == 0.0
+
+
+def test_an_installed_copy_is_of_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a drafter whose provenance is the commit of its user's own repository."""
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "__init__.py").write_text("")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(tmp_path), "add", "own.py"], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), *author, "commit", "--quiet", "-m", "own"], check=True)
+    monkeypatch.setattr(environment, "PACKAGE", tmp_path)
+    assert environment.git("rev-parse", "HEAD") is None
+    subprocess.run(["git", "-C", str(tmp_path), "add", "__init__.py"], check=True)
+    assert len(environment.git("rev-parse", "HEAD") or "") == 40
+    monkeypatch.setenv("PATH", "")
+    assert environment.git("rev-parse", "HEAD") is None
