@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 from outpace.core.params import SamplingParams
@@ -11,7 +12,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import OutpaceError, StateLost
-from tests.interrupted.injector import Injector, Interrupt, Line, NoMemory
+from tests.interrupted.injector import Injector, Interrupt, Line, NoMemory, Shot
 from tests.interrupted.world import OPTIONS, PROMPTS, World, plain, same
 
 T = TypeVar("T")
@@ -44,14 +45,13 @@ class Play:
     Args:
         methods: of the requests.
         injector: entered while they are decoded; what it throws is caught, and done again.
-        count_leaks: what is not free once all requests have ended.
 
     Attributes:
         sessions: name, session, prompt and number of the options of each request.
     """
 
-    def __init__(self, methods: Sequence[str], injector: Injector, count_leaks: Callable[[World], list[str]]) -> None:
-        self._methods, self._injector, self._count_leaks = methods, injector, count_leaks
+    def __init__(self, methods: Sequence[str], injector: Injector) -> None:
+        self._methods, self._injector = methods, injector
         self._world = World()
         self._engine: Engine = self._world.engine
         self._outcome = Outcome(injector.raised)
@@ -67,7 +67,7 @@ class Play:
         self._guarded("at the end", self._close)
         self._guarded("newcomers", self._check_newcomers)
         self._guarded("at the end", self._close)
-        self._outcome.leaked += self._count_leaks(self._world)
+        self._outcome.leaked += leaks(self._world)
         return self._outcome
 
     def _guarded(self, when: str, action: Callable[[], None]) -> None:
@@ -180,6 +180,35 @@ class Play:
             self._step()
         for name, session, prompt, which in self.sessions[new:]:
             self._judge(f"new {name}", session, prompt, which)
+
+
+def leaks(world: World) -> list[str]:
+    """Slots that are not free, hooks that are left on the target, and requests that have not ended."""
+    hooks = sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in world.target.decoder.modules()
+    )
+    free, slots = world.engine.free_slots, world.target.max_slots
+    found = {"hooks": hooks, "slots": slots - free, "open requests": int(not world.engine.is_idle)}
+    return [f"{count} {what}" for what, count in found.items() if count]
+
+
+@cache
+def undisturbed(methods: tuple[str, ...]) -> tuple[Injector, Play]:
+    """What happens where nothing is raised, and how often each line of the package runs."""
+    injector = Injector()
+    play = Play(methods, injector)
+    assert play.run() == Outcome(), "without exceptions nothing must be wrong"
+    return injector, play
+
+
+def assert_nothing_wrong(methods: Sequence[str], shots: Sequence[Shot]) -> int:
+    """After these exceptions all that is said is right, and nothing is lost; how many of them came."""
+    injector = Injector()
+    injector.arm(*shots)
+    outcome = Play(methods, injector).run()
+    wrong = outcome.unequal + outcome.errors + outcome.leaked
+    assert not wrong, f"raised at {outcome.raised}: {wrong}"
+    return len(outcome.raised)
 
 
 def choose(seen: Counter[Line], random_: random.Random) -> tuple[Line, int]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interrupted.injector import SOURCE, Injector, Interrupt, Line, NoMemory, Shot
-from tests.interrupted.play import Outcome, Play
-from tests.interrupted.test_steps import leaks
+from tests.interrupted.injector import SOURCE, Interrupt, Line, NoMemory, Shot
+from tests.interrupted.play import assert_nothing_wrong, undisturbed
 
 METHODS = ("lookup", "recycle", "plain", "lookahead")
 FILES = ("engine/admission.py", "engine/session.py", "engine/engine.py")
@@ -20,10 +19,8 @@ TIMES = 3
 @cache
 def lines() -> Counter[Line]:
     """Lines of admission that run where nothing is raised, and how often."""
-    injector = Injector()
-    assert Play(METHODS, injector, leaks).run() == Outcome(), "without exceptions nothing must be wrong"
     wanted = {str(Path(SOURCE) / file) for file in FILES}
-    return Counter({line: count for line, count in injector.seen.items() if line[0] in wanted})
+    return Counter({line: count for line, count in undisturbed(METHODS)[0].seen.items() if line[0] in wanted})
 
 
 def shots() -> list[Shot]:
@@ -43,12 +40,7 @@ def test_an_exception_at_any_line_of_admission_loses_nothing(step: int) -> None:
     against other answers afterwards."""
     raised = 0
     for shot in islice(shots(), 0, None, step):
-        injector = Injector()
-        injector.arm(shot)
-        outcome = Play(METHODS, injector, leaks).run()
-        raised += len(outcome.raised)
-        wrong = outcome.unequal + outcome.errors + outcome.leaked
-        assert not wrong, f"raised at {outcome.raised}: {wrong}"
+        raised += assert_nothing_wrong(METHODS, [shot])
     assert raised > len(shots()) // step * 0.9, "the exceptions must come"
 
 

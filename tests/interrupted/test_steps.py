@@ -1,7 +1,6 @@
 """Steps happen as a whole or not at all: exceptions at random lines of every room, and all that is said afterwards."""
 
 import random
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ import outpace
 from tests.interrupted.doors import METHODS as DOOR_METHODS
 from tests.interrupted.doors import OPTIONS, Doors
 from tests.interrupted.injector import Injector, Interrupt, Line, NoMemory, Shot
-from tests.interrupted.play import Outcome, Play, choose
-from tests.interrupted.world import METHODS, World
+from tests.interrupted.play import assert_nothing_wrong, choose, undisturbed
+from tests.interrupted.world import METHODS
 from tests.unit.models.tiny import save_tiny_model
 
 TOGETHER = (
@@ -26,25 +25,6 @@ TOGETHER = (
 )
 """Methods of the requests that are open at a time."""
 KINDS = (Interrupt, NoMemory)
-
-
-def leaks(world: World) -> list[str]:
-    """Slots that are not free, hooks that are left on the target, and requests that have not ended."""
-    hooks = sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in world.target.decoder.modules()
-    )
-    free, slots = world.engine.free_slots, world.target.max_slots
-    found = {"hooks": hooks, "slots": slots - free, "open requests": int(not world.engine.is_idle)}
-    return [f"{count} {what}" for what, count in found.items() if count]
-
-
-@cache
-def undisturbed(methods: tuple[str, ...]) -> tuple[Injector, Play]:
-    """What happens where nothing is raised, and how often each line of the package runs."""
-    injector = Injector()
-    play = Play(methods, injector, leaks)
-    assert play.run() == Outcome(), "without exceptions nothing must be wrong"
-    return injector, play
 
 
 def shots(where: Line, number: int, source: random.Random) -> list[Shot]:
@@ -65,13 +45,8 @@ def test_an_exception_anywhere_changes_nothing_that_is_said(methods: tuple[str, 
     seen = undisturbed(methods)[0].seen
     source, raised = random.Random(trials), 0
     for _ in range(trials):
-        injector = Injector()
         where, number = choose(seen, source)
-        injector.arm(*shots(where, number, source))
-        outcome = Play(methods, injector, leaks).run()
-        raised += bool(outcome.raised)
-        wrong = outcome.unequal + outcome.errors + outcome.leaked
-        assert not wrong, f"raised at {outcome.raised}: {wrong}"
+        raised += assert_nothing_wrong(methods, shots(where, number, source)) > 0
     assert raised > trials // 2, "the exceptions must come"
 
 
