@@ -14,19 +14,18 @@ from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.gpu import capture
 from outpace.gpu.capture import ROWS, VARIABLE, Bucket, Captured, CapturedPass, Graphs, captures_on
 from outpace.gpu.tree_attention import attend_plan
-from outpace.models.attention import ATTENTION_NAME
 from outpace.models.head import EXACT_ROWS
 from outpace.models.target import TransformersTarget
-from tests.unit.gpu.worlds import DEVICE, random_parents, random_world
-from tests.unit.models.tiny import open_with, random_ids, random_tree, stock_model, tiny_config
+from tests.unit.gpu.worlds import DEVICE, in_order, random_parents, random_world, target_of
+from tests.unit.models.tiny import open_with, random_ids, random_tree
 
 LENGTHS = (30, 5, 41)
 
 
-def target_of(family: str, captures: bool, exact: bool = False) -> TransformersTarget:
+def written(captures: bool, exact: bool = False) -> TransformersTarget:
+    """A target with three prompts in its slots."""
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1} if exact else {}
-    model = stock_model(tiny_config(family, **sizes), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    target = TransformersTarget(model, 256, 4, (), tiled=True, exact=exact)
+    target = target_of("llama", exact=exact, **sizes)
     target.captures = captures
     for storage in (target.kv.keys, target.kv.values):
         storage.fill_(torch.nan)  # whoever reads what nobody wrote shows it
@@ -67,8 +66,8 @@ def test_rounds_have_the_bits_of_passes_without_buffers(exact: bool) -> None:
     over from the round before; and against answers that a later round writes over. In exact mode both have the same
     shapes; else the products of the tests' CPU sum a row alike among any number of rows, and those of a GPU do not."""
     rounds = random_rounds(1 if exact else 4)
-    expected = played(target_of("llama", False, exact), rounds)
-    target = target_of("llama", True, exact)
+    expected = played(written(False, exact), rounds)
+    target = written(True, exact)
     actual = played(target, rounds)
     assert (0, 2) in target._captured
     assert len(actual) == len(expected)
@@ -82,7 +81,7 @@ def test_rounds_have_the_bits_of_passes_without_buffers(exact: bool) -> None:
 @torch.inference_mode()
 def test_padding_writes_no_keys_where_a_request_may() -> None:
     """Guards against padding that is filed in a slot: another request's keys, or the next rows of its own."""
-    target = target_of("llama", True)
+    target = written(True)
     kv = target.kv
     before = [storage.clone() for storage in (kv.keys, kv.values)]
     target.run_pass((), [1], [random_tree([-1, 0, 0], 1)])  # 3 rows in a bucket of 4
@@ -102,10 +101,8 @@ def test_attention_over_padded_tables(exact: bool, window: int | None) -> None:
     for seed in range(1 if exact else 2):
         world = random_world(seed, torch.float32, 4, 2, 16, longest=400 if seed % 2 else 90)
         if exact:
-            world.segments[:] = [one for one in world.segments if one.visible is not None or one.count == 1][:2]
-            start = 0
-            for segment in world.segments:
-                segment.start, start = start, start + segment.count
+            world = in_order(world)
+            del world.segments[2:]
         count = sum(segment.count for segment in world.segments)
         tables, settings = Tables.of(world.segments, exact), AttentionSettings(0, 0.25, window, None)
         bucket = Bucket.of(tables, EXACT_ROWS if exact else None)
@@ -197,14 +194,13 @@ def test_what_is_recorded_is_bounded_and_can_be_switched_off(monkeypatch: pytest
 def test_a_pass_that_fits_no_bucket_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against large batches that fail, and against mixtures of experts, whose counts are read on the host."""
     monkeypatch.setattr(capture, "ROWS", (1, 2, 4))
-    target, plain = target_of("llama", True), target_of("llama", False)
+    target, plain = written(True), written(False)
     tree = random_tree([-1, 0, 0], 1)
     outputs = [each.run_pass((), [0, 1], [tree, tree])[1][1].logits for each in (target, plain)]
     assert torch.equal(*outputs)
     assert not target._captured[()]._graphs._recorded
     monkeypatch.setenv(VARIABLE, "on")
-    model = stock_model(tiny_config("qwen3_moe"), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    assert not TransformersTarget(model, 64, 1, (), tiled=True).captures
+    assert not target_of("qwen3_moe").captures
 
 
 def test_a_pass_is_its_own() -> None:

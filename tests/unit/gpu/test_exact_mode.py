@@ -18,7 +18,15 @@ from outpace.models.head import EXACT_ROWS, padded
 from outpace.models.loading import precision
 from outpace.models.packed import PassPart, pieces_of
 from outpace.models.target import TransformersTarget
-from tests.unit.gpu.worlds import DEVICE, empty_slots, plain_attention, random_parents, random_world
+from tests.unit.gpu.worlds import (
+    DEVICE,
+    empty_slots,
+    in_order,
+    plain_attention,
+    random_parents,
+    random_world,
+    target_of,
+)
 from tests.unit.models.tiny import decode_one_by_one, open_with, path_tokens, random_ids, stock_model, tiny_config
 
 HEADS, GROUPS, DIM = 4, 2, 16
@@ -77,17 +85,11 @@ def test_a_node_has_the_same_bits_alone_in_a_chain_and_in_a_tree(
 def test_the_numbers_are_those_of_plain_attention(window: int | None, softcap: float | None) -> None:
     """Guards against exact mode being exactly wrong."""
     for seed in range(2):
-        world = random_world(seed, torch.float32, 6, 2, 24)
-        # Blocks whose rows all see each other have no logical order; a target has none.
-        world.segments[:] = [one for one in world.segments if one.visible is not None or one.count == 1]
-        kept = torch.cat([torch.arange(one.start, one.start + one.count) for one in world.segments])
-        query, start = world.query[:, kept], 0
-        for segment in world.segments:
-            segment.start, start = start, start + segment.count
+        world = in_order(random_world(seed, torch.float32, 6, 2, 24))
         plan = Tables.of(world.segments, exact=True).on(DEVICE)
-        expected = plain_attention(type(world)(query, world.kv, world.segments), 0.2, window, softcap).float()
+        expected = plain_attention(world, 0.2, window, softcap).float()
         for compute in (attend_plan, by_torch):
-            actual = compute(query, world.kv, plan, AttentionSettings(0, 0.2, window, softcap))
+            actual = compute(world.query, world.kv, plan, AttentionSettings(0, 0.2, window, softcap))
             torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -107,17 +109,12 @@ def test_long_passes_are_cut_where_fixed_shapes_end() -> None:
             assert torch.equal(part.visible, shape.ancestor_mask[part.scratch : end, :end])
 
 
-def exact_target(family: str) -> TransformersTarget:
-    model = stock_model(tiny_config(family), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    return TransformersTarget(model, 256, 4, (), tiled=True, exact=True)
-
-
 @torch.inference_mode()
 @pytest.mark.thorough
 def test_a_model_in_exact_mode_keeps_the_bits_of_plain_decoding() -> None:
     """Guards against a pass in exact mode that reads padding, loses rows at a cut, or whose shapes change with its
     rows, beyond the attention that is tested alone."""
-    target = exact_target("llama")
+    target = target_of("llama", exact=True)
     prompt, parents = random_ids(21, 2), random_parents(EXACT_ROWS + 12, random.Random(3))
     tree = DraftTree(torch.tensor(random_ids(len(parents), 4)), Topology.of(parents))
     slot, _ = open_with(target, prompt)
@@ -133,9 +130,8 @@ def test_a_model_in_exact_mode_keeps_the_bits_of_plain_decoding() -> None:
 
 def test_the_probe_says_whether_exact_mode_is_exact() -> None:
     """Guards against a promise that nobody asked the machine about, and one made without exact mode."""
-    assert probe(exact_target("llama")).is_bitwise
-    model = stock_model(tiny_config("llama"), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    assert not probe(TransformersTarget(model, 256, 4, (), tiled=True)).is_bitwise
+    assert probe(target_of("llama", exact=True)).is_bitwise
+    assert not probe(target_of("llama")).is_bitwise
 
 
 def test_exact_mode_is_refused_where_it_could_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,12 @@ from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.engine.engine import Engine
 from outpace.gpu import tree_attention
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.attention import ATTENTION_NAME
-from outpace.models.target import TransformersTarget
+from outpace.models.draft import early_exit
 from outpace.testing import assert_lossless
-from tests.unit.gpu.worlds import DEVICE, random_parents
-from tests.unit.models.tiny import open_with, random_ids, random_tree, stock_model, tiny_config
+from tests.unit.gpu.worlds import DEVICE, random_parents, target_of
+from tests.unit.models.tiny import open_with, random_ids, random_tree
 
 CAPPED_OR_WINDOWED = ("llama", "gemma2", "gemma3_text", "gpt2")
-
-
-def target_of(family: str, tiled: bool) -> TransformersTarget:
-    model = stock_model(tiny_config(family), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    return TransformersTarget(model, 256, 4, (), tiled=tiled)
 
 
 @pytest.mark.parametrize("family", CAPPED_OR_WINDOWED)
@@ -44,7 +38,7 @@ def test_a_batch_of_trees_has_the_logits_of_the_cpu_path(family: str) -> None:
 @torch.inference_mode()
 def test_one_call_per_layer_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a call per request and layer: 1,152 a round for 32 requests of 36 layers."""
-    target, calls = target_of("llama", True), 0
+    target, calls = target_of("llama"), 0
     compute = tree_attention._by_kernel
 
     def counted(*args: object) -> torch.Tensor:
@@ -65,20 +59,14 @@ def test_lossless(method: str) -> None:
     """Guards against a token lost between tables of one pass and the rows of the next."""
     prompts = [random_ids(length, length) for length in (5, 23)]
     params = [SamplingParams(max_new_tokens=6, temperature=0.7 * seed, seed=seed) for seed in range(2)]
-    target = target_of("llama", True)
-    around = BuildContext(target.vocab_size, target.device, lambda: _early_exit(target))
+    target = target_of("llama")
+    around = BuildContext(target.vocab_size, target.device, lambda: early_exit(target, 1))
     assert_lossless(
-        lambda: Engine(target_of("llama", True), prefill_chunk=16),
+        lambda: Engine(target_of("llama"), prefill_chunk=16),
         lambda known: build_proposer(parse_method(method), around),
         prompts,
         params,
     )
-
-
-def _early_exit(target: TransformersTarget):  # type: ignore[no-untyped-def]
-    from outpace.models.draft import early_exit
-
-    return early_exit(target, 1)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

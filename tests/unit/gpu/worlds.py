@@ -8,6 +8,9 @@ from torch import Tensor
 
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import Topology
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.target import TransformersTarget
+from tests.unit.models.tiny import stock_model, tiny_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Kernels run on a GPU where there is one, else in Triton's interpreter."""
@@ -61,6 +64,20 @@ def random_world(
         start += segments[-1].count
     query = torch.randn(start, heads, dim, generator=generator).to(DEVICE, dtype).transpose(0, 1)
     return World(query, kv, segments)
+
+
+def in_order(world: World) -> World:
+    """Without blocks whose rows all see each other: they have no logical order, and a target has none."""
+    segments = [one for one in world.segments if one.visible is not None or one.count == 1]
+    kept, start = torch.cat([torch.arange(one.start, one.start + one.count) for one in segments]), 0
+    for segment in segments:
+        segment.start, start = start, start + segment.count
+    return World(world.query[:, kept], world.kv, segments)
+
+
+def target_of(family: str, tiled: bool = True, exact: bool = False, **sizes: int) -> TransformersTarget:
+    model = stock_model(tiny_config(family, **sizes), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
+    return TransformersTarget(model, 256, 4, (), tiled=tiled, exact=exact)
 
 
 def plain_attention(world: World, scaling: float, window: int | None, softcap: float | None) -> Tensor:
