@@ -2,6 +2,7 @@
 other. On a CPU the buffers are filled and the function is called where a GPU replays a graph."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ LENGTHS = (30, 5, 41)
 
 def written(captures: bool, exact: bool = False) -> TransformersTarget:
     """A target with three prompts in its slots."""
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1} if exact else {}
+    sizes: dict[str, Any] = (
+        {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1} if exact else {}
+    )
     target = target_of("llama", exact=exact, **sizes)
     target.captures = captures
     for storage in (target.kv.keys, target.kv.values):
