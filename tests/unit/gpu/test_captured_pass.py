@@ -148,11 +148,8 @@ def test_passes_of_nets(sights: tuple[Sight, ...]) -> None:
     for captures in (False, True):
         slots = NetSlots(1, 3, 2, capacity=200, head_dim=16, dtype=torch.float32, device=DEVICE)
         slots.tiled, slots.captures = True, captures
-        calls = 0
 
         def net(positions: Tensor, attend, rows: Tensor) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
-            nonlocal calls
-            calls += 1
             turned = rows + positions[:, None, None]
             return attend(0, turned, turned[:, :2], rows[:, :2]), turned
 

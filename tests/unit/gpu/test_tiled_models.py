@@ -1,6 +1,7 @@
 """Whole models and drafters whose attention is one call per layer, against the CPU's own paths."""
 
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,19 +39,12 @@ def test_a_batch_of_trees_has_the_logits_of_the_cpu_path(family: str) -> None:
 @torch.inference_mode()
 def test_one_call_per_layer_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a call per request and layer: 1,152 a round for 32 requests of 36 layers."""
-    target, calls = target_of("llama"), 0
-    compute = tree_attention._by_kernel
-
-    def counted(*args: object) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return compute(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(tree_attention, "_by_kernel", counted)
+    target, compute = target_of("llama"), Mock(wraps=tree_attention._by_kernel)
+    monkeypatch.setattr(tree_attention, "_by_kernel", compute)
     slots = [open_with(target, random_ids(4, slot), slot=slot)[0] for slot in range(4)]
-    calls = 0
+    compute.reset_mock()
     target.run_pass((), slots, [random_tree([-1, 0, 0], slot) for slot in slots])
-    assert calls == target.config.num_hidden_layers
+    assert compute.call_count == target.config.num_hidden_layers
 
 
 @pytest.mark.costly

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,9 +76,11 @@ def in_order(world: World) -> World:
     return World(world.query[:, kept], world.kv, segments)
 
 
-def target_of(family: str, tiled: bool = True, exact: bool = False, **sizes: int) -> TransformersTarget:
+def target_of(
+    family: str, tiled: bool = True, exact: bool = False, pack: bool = True, **sizes: Any
+) -> TransformersTarget:
     model = stock_model(tiny_config(family, **sizes), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    return TransformersTarget(model, 256, 4, (), tiled=tiled, exact=exact)
+    return TransformersTarget(model, 256, 4, (), pack, tiled=tiled, exact=exact)
 
 
 def plain_attention(world: World, scaling: float, window: int | None, softcap: float | None) -> Tensor:

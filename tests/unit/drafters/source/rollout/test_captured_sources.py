@@ -1,7 +1,7 @@
 """Drafters whose passes run over static buffers, through the switch that turns them on where there is no GPU."""
 
-from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,20 +9,14 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
-from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget
 from outpace.testing import assert_lossless
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
-from tests.unit.gpu.worlds import DEVICE
-from tests.unit.models.tiny import random_ids, stock_model, tiny_config
+from tests.unit.gpu.worlds import DEVICE, target_of
+from tests.unit.models.tiny import random_ids
 
 CASES = [("eagle3", "beam"), ("dflash-sliding", "cut"), ("domino-shifted", "chain"), ("eagle3-subset", "gated")]
-
-
-def target_as_on_a_gpu() -> TransformersTarget:
-    model = stock_model(tiny_config("llama"), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    return TransformersTarget(model, 256, 4, (), pack=False, tiled=True)
 
 
 def source_as_on_a_gpu(kind: str, target: TransformersTarget) -> Any:
@@ -34,30 +28,18 @@ def source_as_on_a_gpu(kind: str, target: TransformersTarget) -> Any:
     return source
 
 
-def captured_calls(monkeypatch: pytest.MonkeyPatch, source: Any) -> Callable[[], int]:
-    """How often a source's passes ran over static buffers."""
-    calls, run = 0, source._pass._captured._graphs._function
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return run(*arguments)
-
-    monkeypatch.setattr(source._pass._captured._graphs, "_function", counted)
-    return lambda: calls
-
-
 @pytest.mark.parametrize(("kind", "shape"), CASES)
 def test_trees_are_those_without_buffers(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against levels and blocks that see padding, another request's rows or those of the round before."""
     found: dict[str, list[Any]] = {}
     for wish in ("off", "on"):
         monkeypatch.setenv(VARIABLE, wish)
-        source = source_as_on_a_gpu(kind, target_as_on_a_gpu())
+        source = source_as_on_a_gpu(kind, target_of("llama", pack=False))
         assert source.slots.captures == (wish == "on")
-        calls = captured_calls(monkeypatch, source)
+        graphs = source._pass._captured._graphs
+        graphs._function = Mock(wraps=graphs._function)
         found[wish] = [tree for count in (3, 1, 2) for tree in propose(shape, source, count, str(DEVICE))]
-        assert (calls() > 0) == (wish == "on")
+        assert graphs._function.called == (wish == "on")
     for one, other in zip(found["on"], found["off"], strict=True):
         assert one.topology.parents == other.topology.parents
         assert one.tokens.tolist() == other.tokens.tolist()
@@ -72,10 +54,10 @@ def test_lossless(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(VARIABLE, "on")
     prompts = [random_ids(length, length) for length in (5, 9)]
     params = [SamplingParams(max_new_tokens=4, temperature=0.7 * seed, seed=seed) for seed in range(2)]
-    target = target_as_on_a_gpu()
+    target = target_of("llama", pack=False)
     assert target.captures
     assert_lossless(
-        lambda: Engine(target_as_on_a_gpu(), prefill_chunk=16),
+        lambda: Engine(target_of("llama", pack=False), prefill_chunk=16),
         lambda known: proposer_of(shape, source_as_on_a_gpu(kind, target), str(DEVICE)),
         prompts,
         params,

@@ -3,6 +3,7 @@
 import math
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,14 +18,11 @@ from outpace.drafters.domino.source import DominoSource
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.capture import Captured
 from outpace.kernels.domino_head import HeadRows
-from outpace.models.attention import ATTENTION_NAME
-from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import gumbel, noise_bits, noise_key
 from outpace.testing import draft_request
 from tests.unit.drafters.source.learned import BLOCK, PROMPTS, SIZES, proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
-from tests.unit.gpu.worlds import DEVICE
-from tests.unit.models.tiny import stock_model, tiny_config
+from tests.unit.gpu.worlds import DEVICE, target_of
 
 HIDDEN, STATE, RANK, VOCABULARY = 24, 20, 12, 601
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
@@ -154,8 +152,7 @@ def test_a_rollout_is_the_chain_that_is_drafted_level_by_level() -> None:
 
 def sources(kind: str) -> tuple[DominoSource, DominoSource]:
     """The same net, once with its head's kernels and once by its modules, both without what CPUs have."""
-    model = stock_model(tiny_config("llama"), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    target = TransformersTarget(model, 256, 4, (), pack=False, tiled=True)
+    target = target_of("llama", pack=False)
     made: list[DominoSource] = [source_of(kind, target) for _ in range(2)]
     for source in made:
         source._causal, source._native, source.chains = None, None, None
@@ -184,17 +181,11 @@ def test_a_chain_is_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against the loop over depths on the host, each with several launches per request."""
     fast, _ = sources("domino-shifted")
     assert fast.chains is not None
-    calls, run = 0, fast.chains.rollout
-
-    def counted(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        nonlocal calls
-        calls += 1
-        return run(*inputs)
-
-    monkeypatch.setattr(fast.chains, "rollout", counted)
+    rollout = Mock(wraps=fast.chains.rollout)
+    monkeypatch.setattr(fast.chains, "rollout", rollout)
     monkeypatch.setattr(TritonHead, "correct", None)
     trees = propose("chain", fast, 3, str(DEVICE))
-    assert calls == 1
+    assert rollout.call_count == 1
     assert len(trees) == 3
     assert all(len(tree) > 2 for tree in trees)
     assert tuple(sorted(chains.BUCKETS)) == chains.BUCKETS
