@@ -34,10 +34,9 @@ def test_frozen_weights_are_left_alone() -> None:
     assert [id(weight) for group in muon.param_groups for weight in group["params"]] == [id(net[1].weight)]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_muon_learns(seed: int) -> None:
+def test_muon_learns() -> None:
     """Guards against an update of the wrong sign or size: Domino's loss falls by a quarter in 12 steps."""
-    objective = fresh(seed, anchors=16)
+    objective = fresh(anchors=16)
     optimizers = make_optimizers(objective.net, TrainingSettings(optimizer="muon", learning_rate=0.02))
     curve = []
     for epoch in range(4):

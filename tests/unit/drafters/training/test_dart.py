@@ -28,8 +28,8 @@ def objective_of(seed: int = 0, net: dict[str, Any] | None = None, **settings: A
 
 
 @cache
-def trained(seed: int = 0) -> DartObjective:
-    objective = objective_of(seed, {"draft_vocab_size": 40, "draft_length": 4})
+def trained() -> DartObjective:
+    objective = objective_of(net={"draft_vocab_size": 40, "draft_length": 4})
     tiny.train(objective, epochs=15, learning_rate=5e-3)
     return objective
 

@@ -38,9 +38,9 @@ def objective_of(seed: int = 0, net: dict[str, Any] | None = None, **settings: A
 
 
 @cache
-def trained(seed: int = 0) -> Eagle3Objective:
+def trained() -> Eagle3Objective:
     """A reduced vocabulary, and chains deeper than the steps that were trained."""
-    objective = objective_of(seed, {"draft_vocab_size": 40}, steps=4, chain_depth=6)
+    objective = objective_of(net={"draft_vocab_size": 40}, steps=4, chain_depth=6)
     tiny.train(objective, epochs=12, learning_rate=1e-2)
     return objective
 

@@ -32,8 +32,8 @@ def fresh(seed: int = 0, net: Any = None, **loss: Any) -> LatticeObjective:
 
 
 @cache
-def trained(seed: int = 0) -> LatticeObjective:
-    objective = fresh(seed, anchors=16)
+def trained() -> LatticeObjective:
+    objective = fresh(anchors=16)
     blocks.learn(objective, 12)
     return objective
 
