@@ -4,7 +4,7 @@ The second opinion goes block by block and row by row through `block_reference`,
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -69,10 +69,10 @@ def held_out_losses(objective: BlockObjective) -> dict[str, float]:
     return {name: float(value.detach() / terms["weight"]) for name, value in terms.items()}
 
 
-def assert_engine_agrees(objective: BlockObjective) -> None:
+def assert_engine_agrees(objective: BlockObjective, make: Callable[..., Any] = block_source) -> None:
     """What is simulated on held-out sequences is what the engine counts when it decodes their prompts."""
     model, net = tiny.target(), objective.net.requires_grad_(False)
-    source = block_source(net, model.embedding, model.head, model.max_length, model.max_slots)
+    source = make(net, model.embedding, model.head, model.max_length, model.max_slots)
     assert source.depth == objective.depth
     pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
     net.requires_grad_(True)

@@ -26,9 +26,9 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "rope_theta": 2e4, "factor": 2.0}
 
 
-def new_net(draft_vocab_size: int | None) -> Eagle3Net:
+def new_net(draft_vocab_size: int | None, facts: Facts) -> Eagle3Net:
     settings = Eagle3NetSettings(draft_vocab_size=draft_vocab_size)
-    net = build_eagle3(settings, Eagle3ObjectiveSettings(), tiny.frozen(), tiny.facts(), 0).net
+    net = build_eagle3(settings, Eagle3ObjectiveSettings(), tiny.frozen(), facts, 0).net
     assert isinstance(net, Eagle3Net)
     return net
 
@@ -80,10 +80,7 @@ def test_the_draft_vocabulary_is_what_is_supervised_most() -> None:
     """Guards against ids instead of offsets, ids by prompt counts, and ties that change from run to run."""
     counts = torch.zeros(tiny.VOCAB, dtype=torch.int64)
     counts[torch.tensor([40, 3, 9, 30])] = torch.tensor([5, 9, 1, 1])
-    facts = Facts(counts, counts == 0, ())
-    settings = Eagle3NetSettings(draft_vocab_size=5)
-    net = build_eagle3(settings, Eagle3ObjectiveSettings(), tiny.frozen(), facts, 0).net
-    assert isinstance(net, Eagle3Net)
+    net = new_net(5, Facts(counts, counts == 0, ()))
     assert net.d2t is not None
     assert net.lm_head is not None
     check_offsets(net.d2t, None, 5, tiny.VOCAB, "net")
@@ -94,7 +91,7 @@ def test_the_draft_vocabulary_is_what_is_supervised_most() -> None:
 @pytest.mark.parametrize("size", [None, tiny.VOCAB, 32000])
 def test_a_vocabulary_as_large_as_the_targets_is_not_mapped(size: int | None) -> None:
     """Guards against a map that maps nothing, and a head that is larger than the target's."""
-    net = new_net(size)
+    net = new_net(size, tiny.facts())
     assert net.d2t is None
     assert net.lm_head is not None
     torch.testing.assert_close(net.lm_head.weight, tiny.frozen().head, check_dtype=False)

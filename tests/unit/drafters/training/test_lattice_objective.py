@@ -102,12 +102,7 @@ def test_training_starts_from_the_base_logits_and_learns_what_follows_what() -> 
 
 def test_the_engine_accepts_what_training_counts() -> None:
     """Guards against pair scores, candidates or positions that differ between training and drafting."""
-    objective, model = trained(), tiny.target()
-    net = objective.net.requires_grad_(False)
-    source = LatticeSource(net, model.embedding, model.head, model.max_length, model.max_slots)
-    assert source.depth == objective.depth
-    pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
-    net.requires_grad_(True)
+    blocks.assert_engine_agrees(trained(), LatticeSource)
 
 
 def test_calibration_brings_probabilities_of_chains_to_how_often_they_are_right() -> None:

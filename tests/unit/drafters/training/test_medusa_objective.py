@@ -49,6 +49,12 @@ def shaken(objective: MedusaObjective) -> MedusaObjective:
     return objective
 
 
+def assert_engine_agrees(objective: MedusaObjective) -> None:
+    source = MedusaSource(objective.net.requires_grad_(False), tiny.target().head, 3)
+    pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
+    objective.net.requires_grad_(True)
+
+
 @pytest.mark.parametrize("head", KINDS)
 def test_the_loss_is_that_of_every_anchor_and_head_by_itself(head: HeadKind) -> None:
     """Guards against heads a token off, rows of prompts or padding in the loss, and weights of another depth."""
@@ -110,10 +116,7 @@ def test_training_helps(head: HeadKind) -> None:
 @pytest.mark.parametrize("head", KINDS)
 def test_simulated_rounds_are_the_engines(head: HeadKind) -> None:
     """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""
-    objective = trained(head)
-    source = MedusaSource(objective.net.requires_grad_(False), tiny.target().head, 3)
-    pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
-    objective.net.requires_grad_(True)
+    assert_engine_agrees(trained(head))
 
 
 def test_chained_heads_start_from_the_targets_own_head_and_learn(tmp_path: Path) -> None:
@@ -126,8 +129,7 @@ def test_chained_heads_start_from_the_targets_own_head_and_learn(tmp_path: Path)
     torch.testing.assert_close(hidden, after[batch.mask][:, None].expand_as(hidden), atol=1e-5, rtol=1e-5)
     tiny.train(objective, 20, 1e-2)
     assert pairs.played(objective).tokens_per_step > pairs.played(fresh("target", chained=True)).tokens_per_step + 0.1
-    source = MedusaSource(objective.net.requires_grad_(False), tiny.target().head, 3)
-    pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
+    assert_engine_agrees(objective)
     pairs.assert_file_says_the_same(objective, tmp_path)
     with pytest.raises(ValidationError, match="chained=true needs layers=1 and head=target, not 1 and own"):
         MedusaNetSettings(chained=True)
