@@ -73,6 +73,11 @@ class Served:
         with self.http as http:
             return http.post(path, json=body, **options) if body is not None else http.post(path, **options)
 
+    def metric(self, name: str, **labels: str) -> float | None:
+        """A figure of vLLM's name, as `/metrics` would say it."""
+        labels = {"model_name": NAME, "engine": "0"} | labels
+        return self.service.metrics.registry.get_sample_value(f"vllm:{name}", labels)
+
     def assert_idle(self, seconds: float = 10) -> None:
         """Nothing runs and every slot is free, soon."""
         until = time.monotonic() + seconds

@@ -119,9 +119,7 @@ def test_a_client_that_leaves_frees_its_slot(model: Model, stream: bool) -> None
         for connection in connections:
             connection.close()
         one.assert_idle(3)
-        assert one.service.metrics.registry.get_sample_value(
-            "vllm:request_success_total", {"model_name": NAME, "engine": "0", "finished_reason": "abort"}
-        ) == pytest.approx(4)
+        assert one.metric("request_success_total", finished_reason="abort") == pytest.approx(4)
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(model: Model) -> None:
@@ -174,10 +172,8 @@ def test_a_prompts_time_is_not_the_queues(model: Model, monkeypatch: pytest.Monk
         patch.setattr(model.target, "run_pass", slowly)
         assert one.chat(max_tokens=2).choices[0].message.content
         one.assert_idle()
-        labels = {"model_name": NAME, "engine": "0"}
         queue, prefill, inference = (
-            one.service.metrics.registry.get_sample_value(f"vllm:request_{phase}_time_seconds_sum", labels) or 0.0
-            for phase in ("queue", "prefill", "inference")
+            one.metric(f"request_{phase}_time_seconds_sum") or 0.0 for phase in ("queue", "prefill", "inference")
         )
     assert queue < 0.5 <= prefill <= inference
 
@@ -254,12 +250,7 @@ def test_metrics_count_what_was_answered(model: Model) -> None:
     with serving(model) as one:
         told = one.chat("hello hello", max_tokens=30, extra_body={"outpace": {"report": True, "method": "recycle"}})
         one.assert_idle()
-        labels = {"model_name": NAME, "engine": "0"}
-
-        def value(name: str, **more: str) -> float | None:
-            return one.service.metrics.registry.get_sample_value(f"vllm:{name}", labels | more)
-
-        report = told.choices[0].outpace
+        value, report = one.metric, told.choices[0].outpace
         assert value("generation_tokens_total") == 30
         assert value("prompt_tokens_total") == told.usage.prompt_tokens
         assert value("request_success_total", finished_reason="length") == 1
