@@ -24,6 +24,7 @@ from outpace.trees.shapes.svip import Svip, SvipConfig
 from tests.lossless.test_toy import METHODS, PROMPTS, make_engine
 from tests.statistics import chi_square_p
 from tests.unit.drafters.source.test_keyed_acceptance import keyed_agreement
+from tests.unit.engine.doubles import heard
 
 V = 4
 CPU = torch.device("cpu")
@@ -193,18 +194,12 @@ def test_noise_off_chooses_its_drafts() -> None:
     """Guards against a switch that only half works: without noise a draft is the likeliest token, whatever verifies."""
     proposer, drafter = DRAWING["chain"](0.5, False), blend(0.5, V, seed=3, sharpness=2.0)
     trees: list[DraftTree] = []
-    propose = proposer.propose
 
-    def watch(states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        found = propose(states, requests)
-        assert all(
-            int(tree.tokens[1]) == int(drafter(r.ids).argmax()) for tree, r in zip(found, requests) if len(tree) > 1
-        )
-        trees.extend(found)
-        return found
+    def hear(request: DraftRequest, tree: DraftTree) -> None:
+        assert len(tree) == 1 or int(tree.tokens[1]) == int(drafter(request.ids).argmax())
+        trees.append(tree)
 
-    proposer.propose = watch  # type: ignore[method-assign]
-    decode(Engine(ToyTarget(V, seed=3, sharpness=2.0)), [[1, 2]], [REJECTED], [proposer])
+    decode(Engine(ToyTarget(V, seed=3, sharpness=2.0)), [[1, 2]], [REJECTED], [heard(proposer, hear)])
     assert trees
     assert not any(tree.draft_probs for tree in trees)
 
@@ -212,18 +207,14 @@ def test_noise_off_chooses_its_drafts() -> None:
 def test_trees_do_not_hear_the_targets_noise() -> None:
     """Guards against drafts ranked by noise that rejection never uses: of a distribution known to be the target's, the
     tree of a beam must hold its likeliest tokens, whatever the seed."""
+
+    def hear(request: DraftRequest, tree: DraftTree) -> None:
+        best = blend(1.0, V, seed=3, sharpness=2.0)(request.ids).topk(2).indices
+        assert len(tree) == 1 or set(tree.tokens[1:].tolist()) == set(best.tolist())
+
     for seed in range(20):
-        proposer = GrowingProposer(toy_source(1.0), Beam(BeamConfig(depth=1, breadth=2)), 2)
+        proposer = heard(GrowingProposer(toy_source(1.0), Beam(BeamConfig(depth=1, breadth=2)), 2), hear)
         params = SamplingParams(max_new_tokens=5, temperature=1.0, seed=seed, verification="rejection")
-        propose = proposer.propose
-
-        def watch(states: Sequence[Any], requests: Sequence[DraftRequest], propose: Any = propose) -> list[DraftTree]:
-            found: list[DraftTree] = propose(states, requests)
-            best = [set(blend(1.0, V, seed=3, sharpness=2.0)(r.ids).topk(2).indices.tolist()) for r in requests]
-            assert all(set(tree.tokens[1:].tolist()) == wanted for tree, wanted in zip(found, best) if len(tree) > 1)
-            return found
-
-        proposer.propose = watch  # type: ignore[method-assign]
         decode(Engine(ToyTarget(V, seed=3, sharpness=2.0)), [[1, 2]], [params], [proposer])
 
 

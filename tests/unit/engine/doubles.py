@@ -1,6 +1,6 @@
 """What the engine's tests share: a detokenizer of one character per token, answers known beforehand, broken parts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,20 @@ class GreedyProposer(OracleDrafter):
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         drafts = [0] * (len(self._topology) - 1)
         return [DraftTree(torch.tensor([request.ids[-1], *drafts]), self._topology) for request in requests]
+
+
+def heard(proposer: Any, hear: Callable[[DraftRequest, DraftTree], object]) -> Any:
+    """The proposer, of which `hear` gets each request and its tree."""
+    propose = proposer.propose
+
+    def watched(states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        trees: list[DraftTree] = propose(states, requests)
+        for request, tree in zip(requests, trees, strict=True):
+            hear(request, tree)
+        return trees
+
+    proposer.propose = watched
+    return proposer
 
 
 def toy_engine(text: bool = False, **options: Any) -> Engine:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest
-from outpace.core.tree import DraftTree
 from outpace.drafters.dflash.kernel import CompiledBlock, compiled_block
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.kernel import head_over
@@ -25,9 +22,9 @@ from outpace.kernels.topk import KeyedDraws
 from outpace.models.layers.linear import SIBLINGS, frozen_layers, pack_linears
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import decode
-from outpace.trees.proposer import GrowingProposer
 from tests.unit.drafters.net.block_nets import small_domino
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, SIZES, proposer_of, random_net, source_of
+from tests.unit.engine.doubles import heard
 from tests.unit.models.tiny import needs_kernels, tiny_config, tiny_target
 
 pytestmark = needs_kernels
@@ -155,22 +152,6 @@ def test_head(is_corrected: bool) -> None:
     assert torch.equal(heard.columns, top.indices)  # type: ignore[arg-type]
 
 
-@dataclass(eq=False)
-class Recorder:
-    """A proposer that remembers its trees."""
-
-    inner: GrowingProposer
-    trees: list[list[int]]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        trees = self.inner.propose(states, requests)
-        self.trees += [tree.tokens.tolist() for tree in trees]
-        return trees
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_trees(kind: str, temperature: float) -> None:
@@ -183,10 +164,13 @@ def test_trees(kind: str, temperature: float) -> None:
         assert (source._native is not None) == (
             pack and not kind.startswith("dflash2")
         )  # no kernel computes its convolutions
-        recorder = Recorder(proposer_of("beam", source), [])  # type: ignore[arg-type]
+        trees: list[list[int]] = []
+        proposer = heard(
+            proposer_of("beam", source), lambda request, tree, trees=trees: trees.append(tree.tokens.tolist())
+        )
         params = [SamplingParams(max_new_tokens=12, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
-        sessions = decode(Engine(target), PROMPTS, params, [recorder] * len(PROMPTS))  # type: ignore[list-item]
-        drafted.append((recorder.trees, [session.ids for session in sessions]))
+        sessions = decode(Engine(target), PROMPTS, params, [proposer] * len(PROMPTS))
+        drafted.append((trees, [session.ids for session in sessions]))
     assert drafted[0] == drafted[1]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core.drafting import UNKNOWN, Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Stateless
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import Topology
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import LANGUAGE_MODEL
@@ -27,6 +27,7 @@ from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.source.learned import Every
+from tests.unit.engine.doubles import heard
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP, GAMMA = 40, 6
@@ -34,24 +35,20 @@ PROMPTS = [random_ids(90, 2), random_ids(70, 1), random_ids(61, 3)]
 CPU = torch.device("cpu")
 
 
-class Recorder(StaticProposer):
-    """Remembers the chain of every round by the ids that it continues."""
+Drafts = dict[tuple[int, ...], list[int]]
+"""The chain of every round by the ids that it continues."""
 
-    def __init__(self, source: Any) -> None:
-        super().__init__(source, Chain(), GAMMA, CPU)
-        self.drafts: dict[tuple[int, ...], list[int]] = {}
 
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        trees = super().propose(states, requests)
-        for request, tree in zip(requests, trees, strict=True):
-            self.drafts[tuple(request.ids)] = tree.tokens.tolist()[1:]
-        return trees
+def recorded(source: Any, drafts: Drafts) -> Any:
+    """A proposer of chains that notes them."""
+    proposer = StaticProposer(source, Chain(), GAMMA, CPU)
+    return heard(proposer, lambda request, tree: drafts.update({tuple(request.ids): tree.tokens.tolist()[1:]}))
 
 
 class Oracle(Stateless):
     """Guesses the chains of `drafts`: all tokens right, or up to three of them and then a wrong one, or none."""
 
-    def __init__(self, drafts: dict[tuple[int, ...], list[int]], is_perfect: bool) -> None:
+    def __init__(self, drafts: Drafts, is_perfect: bool) -> None:
         self._drafts, self._is_perfect = drafts, is_perfect
 
     def prepare(
@@ -78,15 +75,18 @@ def test_guesses_save_passes_and_change_no_draft(is_perfect: bool, temperature: 
     target = tiny_target(tiny_config("llama"))
     params = [SamplingParams(max_new_tokens=29, temperature=temperature, seed=seed) for seed in range(3)]
     plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
-    unguessed = Recorder(SelfDraft(target, Chunks(target, KEEP)))
-    without = decode(Engine(target), PROMPTS, params, [unguessed] * 3)
-    guessed = Recorder(GuessedSelfDraft(target, Chunks(target, KEEP), Oracle(unguessed.drafts, is_perfect)))
+    unguessed, guessed = Drafts(), Drafts()
+    without = decode(
+        Engine(target), PROMPTS, params, [recorded(SelfDraft(target, Chunks(target, KEEP)), unguessed)] * 3
+    )
+    source = GuessedSelfDraft(target, Chunks(target, KEEP), Oracle(unguessed, is_perfect))
+    proposer = recorded(source, guessed)
     for first, last in ((0, 3), (0, 1), (1, 2)):
-        guessed.drafts.clear()
+        guessed.clear()
         count = last - first
-        sessions = decode(Engine(target), PROMPTS[first:last], params[first:last], [guessed] * count)
+        sessions = decode(Engine(target), PROMPTS[first:last], params[first:last], [proposer] * count)
         assert [one.generated for one in sessions] == [one.generated for one in plain[first:last]]
-        assert guessed.drafts.items() <= unguessed.drafts.items()
+        assert guessed.items() <= unguessed.items()
         for session, other in zip(sessions, without[first:last], strict=True):
             assert session.metrics.accepted == other.metrics.accepted
             if is_perfect:
