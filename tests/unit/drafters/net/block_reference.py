@@ -1,43 +1,35 @@
-"""DFlash and Domino once more, from the papers' equations: float64, one request, one head, one row at a time.
+"""DFlash and Domino once more, from the papers' equations: float64, one request, attention one row and head at a time.
 
 Nothing is shared with the package: weights come as a dictionary of tensors, sizes as a plain dictionary.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tests.unit.drafters.net.reference import Array, attention, norm, rotate, silu
+
 Weights = dict[str, Tensor]
+EPS = 1e-6
 
 
-def rms_norm(row: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return row / torch.sqrt((row * row).sum() / row.numel() + eps) * weight
+def array(tensor: Tensor) -> Array:
+    values: Array = tensor.detach().double().numpy()
+    return values
 
 
-def linear(weights: Weights, name: str, row: Tensor) -> Tensor:
-    out = weights[f"{name}.weight"] @ row
-    return out + weights[f"{name}.bias"] if f"{name}.bias" in weights else out
+def linear(w: dict[str, Array], name: str, rows: Array) -> Array:
+    out: Array = rows @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+    return out
 
 
-def rotate(row: Tensor, position: int, theta: float) -> Tensor:
-    """The pairs (i, i + D/2) are complex numbers, turned by position * theta^(-2i/D)."""
-    half = row.numel() // 2
-    turned = torch.empty_like(row)
-    for index in range(half):
-        angle = position * theta ** (-2 * index / row.numel())
-        number = complex(float(row[index]), float(row[index + half])) * complex(math.cos(angle), math.sin(angle))
-        turned[index], turned[index + half] = number.real, number.imag
-    return turned
-
-
-def heads_of(weights: Weights, name: str, row: Tensor, position: int, sizes: dict[str, Any]) -> list[Tensor]:
-    """Normed and rotated query or key heads of one row."""
-    norm = weights[f"{name[:-5]}_norm.weight"]
-    heads = linear(weights, name, row).split(sizes["head_dim"])
-    return [rotate(rms_norm(head, norm, 1e-6), position, sizes["rope_theta"]) for head in heads]
+def heads_of(w: dict[str, Array], name: str, rows: Array, positions: Array, sizes: dict[str, Any]) -> Array:
+    """Normed and rotated query or key heads [T, heads, D]."""
+    heads = linear(w, f"{name}_proj", rows).reshape(len(rows), -1, sizes["head_dim"])
+    return rotate(norm(heads, w[f"{name}_norm.weight"], EPS), positions, sizes["rope_theta"])
 
 
 def sees(sizes: dict[str, Any], layer: int, own: int, other: int, anchor: int) -> bool:
@@ -50,37 +42,26 @@ def sees(sizes: dict[str, Any], layer: int, own: int, other: int, anchor: int) -
 
 def dflash_block(weights: Weights, sizes: dict[str, Any], features: Tensor, block: Tensor) -> Tensor:
     """Outputs [B, H] of a block behind committed positions 0 .. T-1 with features [T, taps * Ht]."""
-    weights = {name: weight.double() for name, weight in weights.items()}
-    anchor, group = features.shape[0], sizes["heads"] // sizes["kv_heads"]
-    context = [rms_norm(linear(weights, "fc", row.double()), weights["hidden_norm.weight"], 1e-6) for row in features]
-    hidden = list(block.double())
+    w, anchor, hidden = {name: array(weight) for name, weight in weights.items()}, len(features), array(block)
+    context = norm(linear(w, "fc", array(features)), w["hidden_norm.weight"], EPS)
+    positions = np.arange(anchor + len(hidden), dtype=np.float64)
     for layer in range(sizes["layers"]):
-        prefix = f"layers.{layer}"
-        attention = f"{prefix}.self_attn"
-        normed = [rms_norm(row, weights[f"{prefix}.input_layernorm.weight"], 1e-6) for row in hidden]
-        rows = context + normed
-        keys = [heads_of(weights, f"{attention}.k_proj", row, index, sizes) for index, row in enumerate(rows)]
-        values = [linear(weights, f"{attention}.v_proj", row).split(sizes["head_dim"]) for row in rows]
-        after = []
-        for index, row in enumerate(hidden):
-            own = anchor + index
-            seen = [other for other in range(len(rows)) if sees(sizes, layer, own, other, anchor)]
-            merged = []
-            for head, query in enumerate(heads_of(weights, f"{attention}.q_proj", normed[index], own, sizes)):
-                scores = [float(query @ keys[other][head // group]) / math.sqrt(sizes["head_dim"]) for other in seen]
-                shares = [math.exp(score - max(scores)) for score in scores]
-                mixed = sum(
-                    (share * values[other][head // group] for share, other in zip(shares, seen, strict=True)),
-                    start=torch.zeros(sizes["head_dim"], dtype=torch.float64),
-                )
-                merged.append(mixed / sum(shares))
-            row = row + linear(weights, f"{attention}.o_proj", torch.cat(merged))
-            inner = rms_norm(row, weights[f"{prefix}.post_attention_layernorm.weight"], 1e-6)
-            gate = linear(weights, f"{prefix}.mlp.gate_proj", inner)
-            gated = gate / (1 + torch.exp(-gate)) * linear(weights, f"{prefix}.mlp.up_proj", inner)
-            after.append(row + linear(weights, f"{prefix}.mlp.down_proj", gated))
-        hidden = after
-    return torch.stack([rms_norm(row, weights["norm.weight"], 1e-6) for row in hidden])
+        prefix, attended = f"layers.{layer}", f"layers.{layer}.self_attn"
+        normed = norm(hidden, w[f"{prefix}.input_layernorm.weight"], EPS)
+        rows = np.concatenate((context, normed))
+        queries = heads_of(w, f"{attended}.q", normed, positions[anchor:], sizes)
+        keys = heads_of(w, f"{attended}.k", rows, positions, sizes)
+        values = linear(w, f"{attended}.v_proj", rows).reshape(keys.shape)
+        seen = [
+            [other for other in range(len(rows)) if sees(sizes, layer, own, other, anchor)]
+            for own in range(anchor, len(rows))
+        ]
+        merged = attention(queries, keys, values, seen).reshape(len(hidden), -1)
+        hidden = hidden + linear(w, f"{attended}.o_proj", merged)
+        inner = norm(hidden, w[f"{prefix}.post_attention_layernorm.weight"], EPS)
+        gated = silu(linear(w, f"{prefix}.mlp.gate_proj", inner)) * linear(w, f"{prefix}.mlp.up_proj", inner)
+        hidden = hidden + linear(w, f"{prefix}.mlp.down_proj", gated)
+    return torch.from_numpy(norm(hidden, w["norm.weight"], EPS))
 
 
 def gru(weights: Weights, embeddings: Sequence[Tensor], size: int) -> Tensor:

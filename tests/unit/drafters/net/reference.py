@@ -1,5 +1,6 @@
 """The drafters' equations once more, in numpy float64, over whole sequences, without a line of the nets' code."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,17 @@ def rotate(x: Array, positions: Array, theta: float) -> Array:
     return np.concatenate((turned.real, turned.imag), axis=-1)
 
 
-def attention(query: Array, key: Array, value: Array) -> Array:
-    """Causal attention, one row and one head at a time."""
+def attention(query: Array, key: Array, value: Array, seen: Sequence[list[int]] | None = None) -> Array:
+    """Attention, one row and one head at a time: of each row over the keys that it sees, or causal."""
     rows, heads, width = query.shape
     group = heads // key.shape[1]
     out = np.zeros_like(query)
     for t in range(rows):
+        own = list(range(t + 1)) if seen is None else seen[t]
         for head in range(heads):
-            scores = key[: t + 1, head // group] @ query[t, head] / np.sqrt(width)
+            scores = key[own, head // group] @ query[t, head] / np.sqrt(width)
             shares = np.exp(scores - scores.max())
-            out[t, head] = (shares / shares.sum()) @ value[: t + 1, head // group]
+            out[t, head] = (shares / shares.sum()) @ value[own, head // group]
     return out
 
 
