@@ -90,9 +90,9 @@ class Request:
         return torch.arange(self.start, self.start + self.block.shape[0])
 
 
-def requests(lengths: Sequence[int], dtype: torch.dtype, rows: int = 5) -> list[Request]:
+def requests(lengths: Sequence[int], dtype: torch.dtype) -> list[Request]:
     return [
-        Request(randn(length, 72, seed=10 + index, dtype=dtype), randn(rows, 24, seed=50 + index, dtype=dtype))
+        Request(randn(length, 72, seed=10 + index, dtype=dtype), randn(5, 24, seed=50 + index, dtype=dtype))
         for index, length in enumerate(lengths)
     ]
 

@@ -16,15 +16,14 @@ from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import Cached, dart_net, randn, relative_error
+from tests.unit.drafters.net.small import dart_net, randn, relative_error
 
 
-def after(net: DartNet, embeddings: Tensor, features: Tensor, attend: Any = causal, start: int = 0) -> Tensor:
+def after(net: DartNet, embeddings: Tensor, features: Tensor) -> Tensor:
     """Logits [draft_length + 1, Vd] behind one sequence."""
     count, length = len(embeddings), net.config.draft_length
-    positions = torch.arange(start, start + count + length)
-    wanted = torch.arange(count - 1, count + length)
-    hidden = net(embeddings, net.fuse(features), positions[:count], positions[count:], wanted, attend)
+    positions, wanted = torch.arange(count + length), torch.arange(count - 1, count + length)
+    hidden = net(embeddings, net.fuse(features), positions[:count], positions[count:], wanted, causal)
     return net.logits(hidden)
 
 
@@ -39,61 +38,6 @@ def test_all_depths_match_the_equations(changes: dict[str, Any]) -> None:
             reference.weights_of(net), net.config, embeddings.double().numpy(), features.double().numpy()
         )
         assert relative_error(after(net, embeddings, features), exact) < tolerance
-
-
-class Forgetful(Cached):
-    """Attention that keeps real rows only, as `DartNet.forward` asks."""
-
-    def __init__(self, masks: int) -> None:
-        super().__init__()
-        self.masks = masks
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = super().__call__(layer, query, key, value)
-        assert self.kept is not None
-        self.kept = self.kept[0][: -self.masks], self.kept[1][: -self.masks]
-        return out
-
-
-@torch.inference_mode()
-def test_rounds_that_extend_a_sequence_match_the_whole() -> None:
-    """Guards against masks of one round seen by the next, and positions that start anew."""
-    net, attend = dart_net(), Forgetful(3)
-    embeddings, features, start = randn(11, 24, seed=1), randn(11, 72, seed=2), 0
-    for size in (5, 1, 3, 2):
-        part = slice(start, start + size)
-        found = after(net, embeddings[part], features[part], attend, start)
-        start += size
-        torch.testing.assert_close(found, after(net, embeddings[:start], features[:start]), rtol=1e-10, atol=1e-12)
-
-
-@torch.inference_mode()
-def test_two_requests_in_one_pass_match_each_alone() -> None:
-    """Guards against mask rows taken for those of a neighbour: rows are packed as all real ones, then all masks."""
-    net = dart_net()
-    sizes, length = (4, 6), net.config.draft_length
-    inputs = [(randn(size, 24, seed=size), randn(size, 72, seed=9 + size)) for size in sizes]
-    real = [torch.arange(4), torch.arange(4, 10)]
-    masks = [torch.arange(10, 13), torch.arange(13, 16)]
-    own = [torch.cat(pair) for pair in zip(real, masks, strict=True)]
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = torch.empty_like(query)
-        for index in own:
-            out[index] = causal(layer, query[index], key[index], value[index])
-        return out
-
-    positions = [torch.arange(size + length) for size in sizes]
-    hidden = net(
-        torch.cat([embeddings for embeddings, _ in inputs]),
-        net.fuse(torch.cat([features for _, features in inputs])),
-        torch.cat([one[:-length] for one in positions]),
-        torch.cat([one[-length:] for one in positions]),
-        torch.cat([index[-length - 1 :] for index in own]),
-        attend,
-    )
-    for found, (embeddings, features) in zip(net.logits(hidden).chunk(2), inputs, strict=True):
-        torch.testing.assert_close(found, after(net, embeddings, features), rtol=1e-10, atol=1e-12)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
