@@ -17,32 +17,6 @@ from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from tests.unit.engine.doubles import VOCAB, toy_engine
 
 
-class Stray(BaseProposer):
-    """Its trees begin with another token than the pending one."""
-
-    def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return [DraftTree.chain(torch.tensor([(request.ids[-1] + 1) % 4, 1])) for request in requests]
-
-
-class Short(BaseProposer):
-    """It forgets a request."""
-
-    def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return []
-
-
-class Outside(BaseProposer):
-    """It drafts an id that the target does not have."""
-
-    def __init__(self, token: int) -> None:
-        super().__init__()
-        self._token = token
-
-    def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        drafts = [[request.ids[-1], self._token][: request.max_depth + 1] for request in requests]
-        return [DraftTree.chain(torch.tensor(tokens)) for tokens in drafts]
-
-
 class Returned(BaseProposer):
     """What it proposes is made by a function of the request."""
 
@@ -71,11 +45,14 @@ def skewed(request: DraftRequest) -> DraftTree:
 
 MISTAKES: dict[str, tuple[BaseProposer, str]] = {
     "another first token": (
-        Stray(),
-        r"method Stray: proposed a tree that begins with \d+; node 0 must be the pending token \d+, which is "
+        Returned(lambda request: DraftTree.chain(torch.tensor([(request.ids[-1] + 1) % 4, 1]))),
+        r"method Returned: proposed a tree that begins with \d+; node 0 must be the pending token \d+, which is "
         r"request.ids\[-1\], or the answer would change",
     ),
-    "no tree": (Short(), "method Short: propose.. returned 0 trees for 1 requests; return one DraftTree for each"),
+    "no tree": (
+        Whole(lambda request: []),
+        "method Whole: propose.. returned 0 trees for 1 requests; return one DraftTree for each",
+    ),
     "a list for a tree": (
         Returned(lambda request: [request.ids[-1], 1]),
         r"method Returned: propose.. returned \[\d+, 1\], a list, instead of a tree; return DraftTree.chain\(",
@@ -178,9 +155,13 @@ def test_a_proposer_needs_no_base_class() -> None:
 def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
     """Guards against a library's error from deep inside a pass, or a lookup from the end of a table, where a method of
     somebody else's drafts an id that there is not; and against a vocabulary's last id refused."""
-    said = f"method Outside: proposed token id {token}; ids must be from 0 to {VOCAB - 1}, those of the target's vocab"
+
+    def drafting(id_: int) -> BaseProposer:
+        return Returned(lambda request: chain(request, *[id_][: request.max_depth]))
+
+    said = f"method Returned: proposed token id {token}; ids must be from 0 to {VOCAB - 1}, those of the target's vocab"
     with pytest.raises(MethodError, match=said):
-        decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=5)], [Outside(token)])
+        decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=5)], [drafting(token)])
     for inside in (0, VOCAB - 1):
-        (session,) = decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=5)], [Outside(inside)])
+        (session,) = decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=5)], [drafting(inside)])
         assert len(session.generated) == 5
