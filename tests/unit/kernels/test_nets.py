@@ -31,7 +31,7 @@ pytestmark = needs_kernels
 DRAFTERS = [kind for kind in KINDS if kind.startswith(("dflash", "domino", "eagle3"))]
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

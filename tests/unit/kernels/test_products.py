@@ -17,6 +17,7 @@ from outpace.models.head import LmHead
 from outpace.models.layers.linear import frozen_layers
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import choose_quantization
+from tests.unit.kernels.test_nets import drawn
 from tests.unit.models.tiny import (
     FAMILIES,
     needs_kernels,
@@ -33,10 +34,6 @@ SHAPES = [(33, 40), (100, 129), (160, 576)]
 ROUNDING = {Kind.FLOAT32: 1e-5, Kind.HALVES: 1e-5, Kind.BFLOAT16: 1e-2, Kind.WIDENED: 1e-2, Kind.INT8: 3e-2}
 each_kind = pytest.mark.parametrize("kind", Kind)
 each_shape = pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def weight_of(kind: Kind, outputs: int, inputs: int) -> Tensor:
@@ -134,7 +131,9 @@ def test_the_largest_logits_come_in_order() -> None:
     weight = drawn(203, 16)
     weight[50] = weight[7]
     weight[202] = 3 * weight[7]
-    head = LmHead(_linear(weight), make=frozen_layers(torch.float32))
+    layer = torch.nn.Linear(16, 203, bias=False)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    head = LmHead(layer, make=frozen_layers(torch.float32))
     hidden = torch.cat([weight[7:8], drawn(4, 16, seed=1)])
     found = head(hidden)
     values, _ = found.logits.topk(16, dim=-1)
@@ -214,9 +213,3 @@ def test_what_cannot_be_quantised_is_refused(
     """Guards against a way to quantise that is silently another."""
     with pytest.raises(InvalidRequest, match=reason):
         choose_quantization(quantize, dtype, device, is_gguf=False)
-
-
-def _linear(weight: Tensor) -> torch.nn.Linear:
-    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return layer

@@ -1,9 +1,9 @@
 """Stored features: what is read is what was written, as far as its dtype goes, and nothing of another run gets in."""
 
 import shutil
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,8 +156,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against hours of capturing that end with a full disk."""
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 3_000_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000_000))
     store = FeatureStore(tmp_path / "new", ABOUT | {"dtype": "float8_e4m3fn"})
     store.check_room(125_000_000)
     with pytest.raises(InvalidRequest, match=r"features of 126000000 tokens need 3\.02 GB, and 3\.00 GB are free"):

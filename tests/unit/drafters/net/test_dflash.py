@@ -1,4 +1,4 @@
-"""DFlash: the net against the paper's equations, packing, and what its config refuses."""
+"""DFlash: the net against the paper's equations, and what its config refuses."""
 
 from typing import Any
 

@@ -17,6 +17,7 @@ from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import Checkpoint, read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.small import eagle3_net
+from tests.unit.drafters.net.test_rotary import LLAMA3
 
 LAYER = {
     "hidden_size": 24,
@@ -98,13 +99,7 @@ def test_the_authors_files_turn_by_10000_when_they_state_no_base() -> None:
 
 def test_rotation_is_read_from_old_and_new_fields() -> None:
     """Guards against a base or a scaling lost because transformers 5 keeps both in rope_parameters."""
-    llama3 = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
+    llama3 = LLAMA3 | {"original_max_position_embeddings": 32}
     old = read_eagle3(file(rope_scaling=llama3)).config
     new = read_eagle3(file(rope_theta=None, rope_parameters=llama3 | {"rope_theta": 500000.0})).config
     assert old == new

@@ -15,12 +15,11 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.models.head import LmHead
 from outpace.testing.toy import draft_request
-from tests.unit.drafters.source.learned import SIZES, random_net
+from tests.unit.drafters.source.learned import SIZES, SUBSET, random_net
 from tests.unit.models.tiny import VOCAB, random_ids
 
 IDS = random_ids(9, 4)
 FEATURES = torch.randn(9, 3 * 48, generator=torch.Generator().manual_seed(6))
-SUBSET = torch.arange(0, VOCAB, 3)
 
 
 Case = Callable[[LmHead, Tensor | None], tuple[Any, Tensor, list[Tensor]]]

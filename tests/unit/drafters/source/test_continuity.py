@@ -24,11 +24,10 @@ from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, SearchConfig
 from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.drafters.source.learned import SIZES, random_net
+from tests.unit.drafters.source.learned import PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
 DEPTH, DECAY = 6, 0.9
-PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 # Few ids, so that many contexts of a search are known.
 NGRAMS = count_ngrams([[token % 40 for token in random_ids(3000, seed)] for seed in range(3)], VOCAB, 5000)
 CONTINUITY = Continuity(NGRAMS, search_decay=DECAY)

@@ -20,6 +20,7 @@ from outpace.models.packed import PackedModel, PassPart
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
+from tests.unit.drafters.source.learned import PROMPTS
 from tests.unit.models.tiny import (
     FAMILIES,
     byte_tokenizer,
@@ -31,7 +32,6 @@ from tests.unit.models.tiny import (
     tiny_target,
 )
 
-PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 METHODS = ("linear:budget=5", "fixed:budget=14,depth=4,min_path_prob=0", "dynatree:budget=14")
 OF_UNIONS = ("outpace:draft=linear,budget=12,beam=3", "outpace:draft=linear,budget=12,skip_draft_above=0.3")
 

@@ -12,17 +12,10 @@ from outpace.drafters.fusion import check_offsets
 from outpace.drafters.training.batch import Facts
 from outpace.drafters.training.fusion import FusionNetSettings, sizes_for
 from outpace.models.frozen import FrozenTarget
+from tests.unit.drafters.net.test_rotary import LLAMA3
 from tests.unit.drafters.training import tiny
 from tests.unit.models.tiny import tiny_config, tiny_target
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 LINEAR = {"rope_type": "linear", "rope_theta": 2e4, "factor": 2.0}
 
 
@@ -50,7 +43,7 @@ def test_sizes_are_the_targets_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "theta", "scaling"),
     [
-        ("llama", {"rope_parameters": LLAMA3}, 5e5, {key: LLAMA3[key] for key in LLAMA3 if key != "rope_theta"}),
+        ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}, 5e5, LLAMA3),
         ("llama", {"rope_parameters": LINEAR}, 2e4, None),
         ("gpt_neox", {}, 1e4, None),
         ("gemma3_text", {}, 1e6, None),
