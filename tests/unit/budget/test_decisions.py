@@ -17,7 +17,7 @@ from outpace.testing import ToyTarget
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
 from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.engine.test_sizing import STEEP, V, costs_of
+from tests.unit.engine.test_sizing import V, steep
 
 PROPOSER = StaticProposer(TokenRecycling(TransitionMatrix(V, torch.device("cpu"))), Chain(), 4, torch.device("cpu"))
 TIMES = PassTimes(tuple(10 + 0.5 * node for node in range(17)))
@@ -192,14 +192,14 @@ def test_crowded_prompts_teach_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     to requests whose budgets were given, or whose trees affect the answer."""
     monkeypatch.setattr(RoundRates, "pays", lambda rates, count: False)
     target = WantedTop()
-    engine = Engine(target, costs=costs_of(tmp_path, STEEP))
+    engine = Engine(target, costs=steep(tmp_path))
     rejected = SamplingParams(max_new_tokens=4, verification="rejection", temperature=1.0, seed=2)
     asked = ((1, SamplingParams(), None), (2, SamplingParams(), 3), (3, rejected, None))
     sessions = [engine.add([first, 5, 5], params, PROPOSER, budget) for first, params, budget in asked]
     engine.step()
     assert target.wanted == {1: False, 2: True, 3: True}
     alone = WantedTop()
-    engine = Engine(alone, costs=costs_of(tmp_path, STEEP))
+    engine = Engine(alone, costs=steep(tmp_path))
     sessions = [engine.add([1, 5, 5], SamplingParams(), PROPOSER, None)]
     engine.step()
     assert alone.wanted == {1: True}

@@ -1,6 +1,7 @@
 """What passes cost: measured, kept, learned."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from outpace.trees.proposer import EmptyDraft
 
 
 def known_costs(
-    tmp_path: Path, ms: list[float] | None = None, context_ms: tuple[float, float] = (0.0, 0.0)
+    tmp_path: Path,
+    context_ms: tuple[float, float] = (0.0, 0.0),
+    ms: Callable[[int], float] = lambda rows: 10.0 + rows,
+    kind: type[PassCosts] = PassCosts,
 ) -> PassCosts:
-    """Costs read from a file: by default 10 ms and one for each row."""
+    """Costs read from a file, whose times are those that `ms` says of numbers of rows."""
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"rows": ROWS, "ms": ms or [10.0 + rows for rows in ROWS], "context_ms": context_ms}))
-    return PassCosts(file)
+    file.write_text(json.dumps({"rows": ROWS, "ms": [ms(rows) for rows in ROWS], "context_ms": context_ms}))
+    return kind(file)
 
 
 class Asking(EmptyDraft):

@@ -1,6 +1,5 @@
 """Budgets in a batch: methods that follow no prices draft as much as is worth its time there, and no more."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.budget.costs import ROWS, PassCosts
+from outpace.budget.costs import PassCosts
 from outpace.budget.decisions import Exploration, RoundRates, TreeSizes
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs, Verdict
@@ -22,16 +21,10 @@ from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
+from tests.unit.engine.test_costs import known_costs
 
 V = 12
 PROMPTS = [[1], [2, 5, 1], [7, 1, 4, 4], [3, 3]]
-STEEP = [1e3 * rows for rows in ROWS]
-
-
-def costs_of(tmp_path: Path, ms: Sequence[float]) -> PassCosts:
-    file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"rows": ROWS, "ms": list(ms), "context_ms": [0, 0]}))
-    return Timeless(file)
 
 
 class Timeless(PassCosts):
@@ -39,6 +32,10 @@ class Timeless(PassCosts):
 
     def learn(self, requests: int, rows: int, context: int, ms: float) -> None:
         pass
+
+
+def steep(tmp_path: Path) -> PassCosts:
+    return known_costs(tmp_path, ms=lambda rows: 1e3 * rows, kind=Timeless)
 
 
 class Asked(GrowingProposer):
@@ -68,7 +65,7 @@ def test_rows_that_cost_more_than_they_bring_are_left_out(tmp_path: Path, temper
     answers that change with it."""
     plain = said(EmptyDraft(), None, 4, temperature=temperature)
     proposer = Asked()
-    found = said(proposer, costs_of(tmp_path, STEEP), 4, temperature=temperature)
+    found = said(proposer, steep(tmp_path), 4, temperature=temperature)
     assert [session.generated for session in found] == [session.generated for session in plain]
     assert {budget for budgets in proposer.budgets if len(budgets) > 1 for budget in budgets} == {0}
 
@@ -82,7 +79,7 @@ def test_answers_do_not_depend_on_it(tmp_path: Path, temperature: float, monkeyp
         TreeSizes, "budgets", lambda sizing, count, *given: [dice.choice((0, 0, 2, 6)) for _ in range(count)]
     )
     plain, found = (
-        said(proposer, costs_of(tmp_path, STEEP), 4, temperature=temperature) for proposer in (EmptyDraft(), Asked(0.7))
+        said(proposer, steep(tmp_path), 4, temperature=temperature) for proposer in (EmptyDraft(), Asked(0.7))
     )
     assert [session.generated for session in found] == [session.generated for session in plain]
     assert sum(session.metrics.accepted for session in found) > 0
@@ -93,12 +90,12 @@ def test_alone_and_by_name_nothing_is_priced(tmp_path: Path) -> None:
     asked for and are not kept, and against rejection, under which a tree has a say in what is said."""
     for count, options in ((1, {}), (3, {"temperature": 1.0, "verification": "rejection"})):
         proposer = Asked()
-        said(proposer, costs_of(tmp_path, STEEP), count, **options)
+        said(proposer, steep(tmp_path), count, **options)
         assert {budget for budgets in proposer.budgets for budget in budgets} == {6}
     assert own_budget("recycle:budget=8") == own_budget(parse_method("recycle:budget=8")) == 8
     assert own_budget("recycle") is None
     assert own_budget(OracleDrafter([])) == OracleDrafter([]).budget
-    engine, proposer = Engine(ToyTarget(V), costs=costs_of(tmp_path, STEEP)), Asked()
+    engine, proposer = Engine(ToyTarget(V), costs=steep(tmp_path)), Asked()
     sizes = [engine.add([1], SamplingParams(), proposer, budget)[0].is_sized for budget in (None, 6)]
     assert sizes == [True, False]
 
@@ -124,7 +121,7 @@ def test_the_last_of_a_batch_is_planned_as_one_alone(tmp_path: Path, monkeypatch
     for count in (1, 4):
         proposer = Priced()
         params = [SamplingParams(max_new_tokens=30 if place == 0 else 6) for place in range(count)]
-        engine = Engine(ToyTarget(V, max_length=64), costs=costs_of(tmp_path, STEEP))
+        engine = Engine(ToyTarget(V, max_length=64), costs=steep(tmp_path))
         decode(engine, PROMPTS[:count], params, [proposer] * count)
         together = [one for requests in proposer.asked if len(requests) > 1 for one in requests]
         assert all(one.budget == 0 for one in together)

@@ -1,13 +1,12 @@
 """The union where time has a price: what it takes, what it leaves, and that nothing of it changes what is said."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outpace.budget.costs import ROWS, PassCosts, PassTimes, Prices
+from outpace.budget.costs import PassTimes, Prices
 from outpace.budget.decisions import TimedOption
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation, Verdict
@@ -21,6 +20,7 @@ from outpace.testing.toy import toy_context
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.union import proposer as module
 from outpace.trees.union.proposer import UnionProposer
+from tests.unit.engine.test_costs import known_costs
 from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes
 
 PRICED = replace(PLAN, most_priced=8)
@@ -35,14 +35,6 @@ def trees_of(union: UnionProposer, requests: list[Any]) -> list[DraftTree]:
     return union.propose([union.open(slot) for slot in range(len(requests))], requests)
 
 
-def costs_of(tmp_path: Path, times: dict[str, float]) -> PassCosts:
-    file = tmp_path / "costs.json"
-    file.write_text(
-        json.dumps({"rows": ROWS, "ms": [times["pass"] + times["row"] * rows for rows in ROWS], "context_ms": [0, 0]})
-    )
-    return PassCosts(file)
-
-
 def test_takes_all_where_rows_are_free_and_none_where_they_are_dear() -> None:
     """Guards against prices that are not looked at, and against a tree where plain decoding is faster."""
     assert all(len(tree) == 11 for tree in trees_of(made(toy_draft(), PRICED), priced(FREE)))
@@ -52,7 +44,7 @@ def test_takes_all_where_rows_are_free_and_none_where_they_are_dear() -> None:
 def test_who_follows_prices(tmp_path: Path) -> None:
     """Guards against trees of the largest number of nodes, or by a clock, for requests under rejection and for those
     that were given a budget; and against prices in an engine that has none."""
-    costs, rejection = costs_of(tmp_path, {"pass": 5.0, "row": 1.0}), {"temperature": 1.0, "verification": "rejection"}
+    costs, rejection = known_costs(tmp_path), {"temperature": 1.0, "verification": "rejection"}
     for known, options, budget, expected in (
         (costs, {}, None, (8, True)),
         (costs, {"temperature": 1.0}, None, (8, True)),
@@ -87,21 +79,22 @@ def test_slots_go_to_who_makes_most_of_them() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("times", [{"pass": 5.0, "row": 0.0}, {"pass": 5.0, "row": 0.7}, {"pass": 0.5, "row": 90.0}])
-def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], temperature: float) -> None:
+@pytest.mark.parametrize(("base", "row"), [(5.0, 0.0), (5.0, 0.7), (0.5, 90.0)])
+def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: float, row: float, temperature: float) -> None:
     """Guards against an answer that follows the clock."""
     for clock in (Pricing, TimedOption):
         monkeypatch.setattr(clock, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
 
     def make_engine() -> Engine:
-        return Engine(ToyTarget(VOCAB, max_length=128), costs=costs_of(tmp_path, times))
+        costs = known_costs(tmp_path, ms=lambda rows: base + row * rows)
+        return Engine(ToyTarget(VOCAB, max_length=128), costs=costs)
 
     sessions = assert_lossless(make_engine, lambda _: made(toy_draft(), PRICED), PROMPTS, params)
     metrics = [session.metrics for session in sessions]
-    if times["row"] == 90.0:
+    if row == 90.0:
         assert all(one.plain_steps == one.steps for one in metrics)
-    if times["row"] == 0.0:
+    if row == 0.0:
         assert all(one.drafted > 4 * one.steps for one in metrics)
 
 
