@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def level_of(machine: str, flags: Collection[str]) -> InstructionLevel:
+    level = highest_level(machine, flags)
+    assert level is not None
+    return level
+
+
 def own_level() -> InstructionLevel:
     level = highest_level(architecture(), allowed(cpu_flags()))
     if level is None:
@@ -64,9 +71,7 @@ def own_level() -> InstructionLevel:
 def test_a_cpu_gets_its_level(cpu: str) -> None:
     """Guards against a library whose instructions a CPU lacks, which ends the process, and against a lesser one."""
     machine, flags, expected = CPUS[cpu]
-    level = highest_level(machine, flags.split())
-    assert level is not None
-    assert level.name == expected
+    assert level_of(machine, flags.split()).name == expected
 
 
 def test_no_set_of_instructions_gets_more_than_it_has() -> None:
@@ -77,8 +82,7 @@ def test_no_set_of_instructions_gets_more_than_it_has() -> None:
     }
     for machine, names in every.items():
         for lacking in (pair for count in range(3) for pair in combinations(sorted(names), count)):
-            level = highest_level(machine, names - set(lacking))
-            assert level is not None
+            level = level_of(machine, names - set(lacking))
             assert level.needed.isdisjoint(lacking), (level.name, lacking)
     assert highest_level("riscv64", ()) is None
 
@@ -111,16 +115,14 @@ def test_variables_hold_libraries_down(name: str, variable: str, monkeypatch: py
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(variable, name.lower())
     for flags, most in ((SAPPHIRE_RAPIDS, "amx"), (ICE_LAKE, "avx512_vnni"), (HASWELL, "avx2")):
-        level = highest_level("x86_64", allowed(f"flags : {flags}"))
-        assert level is not None
+        level = level_of("x86_64", allowed(f"flags : {flags}"))
         order = [one.name for one in LEVELS]
         expected = LOADED[name]
         if expected == "avx2_vnni" and "avx_vnni" not in flags.split():
             expected = "avx2"
         assert level.name == min(expected, most, key=order.index)
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    level = highest_level("x86_64", allowed(f"flags : {SAPPHIRE_RAPIDS}"))
-    assert level is not None
+    level = level_of("x86_64", allowed(f"flags : {SAPPHIRE_RAPIDS}"))
     assert level.name == "baseline", "the lowest of two variables"
 
 
@@ -166,10 +168,6 @@ def test_torch_names_what_linux_names(tmp_path: Path, monkeypatch: pytest.Monkey
         assert highest_level(architecture(), cpu_flags().split()) == highest_level(architecture(), linux)
     m1 = {"architecture": "ARM64", "neon": True, "fp16_arith": True, "dot": True, "i8mm": False, "bf16": False}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: m1, raising=False)
-    level = highest_level("aarch64", cpu_flags().split())
-    assert level is not None
-    assert level.name == "dotprod"
+    assert level_of("aarch64", cpu_flags().split()).name == "dotprod"
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    level = highest_level("x86_64", cpu_flags().split())
-    assert level is not None
-    assert level.name == "baseline"
+    assert level_of("x86_64", cpu_flags().split()).name == "baseline"

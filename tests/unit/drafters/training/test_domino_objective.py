@@ -15,7 +15,6 @@ from outpace.drafters.domino.objective import (
     build_domino,
 )
 from outpace.drafters.training.batch import all_anchors
-from outpace.lib.errors import ModelError
 from outpace.models.frozen import FrozenTarget
 from tests.unit.drafters.training import blocks, pairs, tiny
 from tests.unit.models.tiny import tiny_config, tiny_target
@@ -175,9 +174,3 @@ def test_simulated_rounds_are_the_engines(is_shifted: bool, prefix: int) -> None
         blocks.learn(objective, 3)
         assert pairs.played(objective).tokens_per_step > 1.2
     blocks.assert_engine_agrees(objective)
-
-
-def test_a_prefix_as_long_as_the_block_is_refused() -> None:
-    """Guards against a causal head that corrects nothing."""
-    with pytest.raises(ModelError, match="pure_draft_prefix_len=5 is not below block_size=5"):
-        fresh(net={"pure_draft_prefix_len": 5})
