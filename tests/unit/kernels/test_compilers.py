@@ -22,9 +22,9 @@ from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.quantize import quantize
 from tests.unit.kernels.test_attention import DTYPES, TREE, WIDTHS, World
 from tests.unit.kernels.test_blocks import random_weight
-from tests.unit.kernels.test_nets import drawn
 from tests.unit.kernels.test_quantize import BOUNDS
 from tests.unit.kernels.test_reference import KERNELS
+from tests.unit.models.tiny import drawn
 
 OWN = [one for one in LEVELS if one.architecture == architecture() and one.needed <= set(cpu_flags().split())]
 ROWS = (1, 2, 5, 8, 37)

@@ -25,14 +25,10 @@ from outpace.testing import decode
 from tests.unit.drafters.net.block_nets import small_domino
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, SIZES, proposer_of, random_net, source_of
 from tests.unit.engine.doubles import heard
-from tests.unit.models.tiny import needs_kernels, tiny_config, tiny_target
+from tests.unit.models.tiny import drawn, needs_kernels, tiny_config, tiny_target
 
 pytestmark = needs_kernels
 DRAFTERS = [kind for kind in KINDS if kind.startswith(("dflash", "domino", "eagle3"))]
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_close(have: Tensor, want: Tensor) -> None:

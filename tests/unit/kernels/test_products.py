@@ -17,9 +17,9 @@ from outpace.models.head import LmHead
 from outpace.models.layers.linear import frozen_layers
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import choose_quantization
-from tests.unit.kernels.test_nets import drawn
 from tests.unit.models.tiny import (
     FAMILIES,
+    drawn,
     needs_kernels,
     open_with,
     random_ids,

@@ -160,6 +160,10 @@ def tiny_target(
     return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, **how)  # type: ignore[arg-type]
 
 
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
     ids: list[int] = torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     return ids

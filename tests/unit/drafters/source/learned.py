@@ -100,29 +100,21 @@ def random_net(net: nn.Module) -> Any:
 def source_of(kind: str, target: TransformersTarget, pack: bool = False, **options: Any) -> Any:
     """A source over a random net, laid out for this machine's kernels or not."""
     embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
-    size = target.max_length, target.max_slots
+    size, taps = (target.max_length, target.max_slots), (0, 1, 2)
     vocabulary = SUBSET if kind.endswith("-subset") else None
     if kind.startswith("eagle3"):
-        net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=taps, **KINDS[kind])))
         if net.d2t is not None:
-            net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
+            net.d2t.copy_(torch.arange(60))  # even ids only
         if pack:
             pack_net(net)
-        return EagleSource(
-            net.to(target.device),
-            embedding,
-            None,
-            (0, 1, 2),
-            *size,
-            target.vocab_size,
-            vocabulary=vocabulary,
-            **options,
-        )
+        options |= {"vocabulary": vocabulary}
+        return EagleSource(net.to(target.device), embedding, None, taps, *size, target.vocab_size, **options)
     if kind.startswith("dart"):
-        dart = random_net(DartNet(DartConfig(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        dart = random_net(DartNet(DartConfig(**SIZES, taps=taps, **KINDS[kind])))
         if dart.d2t is not None:
-            dart.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))
-        return DartSource(dart.to(target.device), embedding, (0, 1, 2), *size, vocabulary=vocabulary, **options)
+            dart.d2t.copy_(torch.arange(60))
+        return DartSource(dart.to(target.device), embedding, taps, *size, vocabulary=vocabulary, **options)
     if kind.startswith("medusa"):
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
         if heads.token_map is not None:

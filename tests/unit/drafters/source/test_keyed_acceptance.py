@@ -19,18 +19,15 @@ from outpace.testing.sources import ToySource, blend
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.statistics import chi_square_p
+from tests.unit.models.tiny import drawn
 
 POSITIONS = 6000
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-def randoms(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def near(vocab: int, sharpness: float, error: float, seed: int = 0) -> Tensor:
     """[2, V] logits of a target and of a drafter that is off by a little at every token."""
-    target, wrong = randoms(2, vocab, seed=seed)
+    target, wrong = drawn(2, vocab, seed=seed)
     return torch.stack([target * sharpness, target * sharpness + wrong * error])
 
 
@@ -46,7 +43,7 @@ PAIRS: dict[str, Callable[[int], Tensor]] = {
     "peaked": lambda vocab: near(vocab, 3.0, 1.0, seed=1),
     "flat": lambda vocab: near(vocab, 0.2, 0.2),
     "nearly equal": lambda vocab: near(vocab, 1.5, 0.1),
-    "unrelated": lambda vocab: randoms(2, vocab, seed=4) * 1.5,
+    "unrelated": lambda vocab: drawn(2, vocab, seed=4) * 1.5,
     "partly disjoint": partly_disjoint,
 }
 

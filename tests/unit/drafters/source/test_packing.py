@@ -19,13 +19,9 @@ from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.testing import decode
 from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
-from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
+from tests.unit.models.tiny import drawn, random_ids, tiny_config, tiny_target
 
 ROWS = 5
-
-
-def rows_of(width: int, seed: int) -> Tensor:
-    return torch.randn(ROWS, width, generator=torch.Generator().manual_seed(seed))
 
 
 def see_all(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -34,28 +30,28 @@ def see_all(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def block_outputs(net: DFlashNet) -> list[Tensor]:
-    outputs = [part for layer in net.context(net.fuse(rows_of(96, 1)), torch.arange(ROWS)) for part in layer]
-    return [*outputs, net.block(rows_of(48, 2), torch.arange(ROWS), see_all)]
+    outputs = [part for layer in net.context(net.fuse(drawn(ROWS, 96, seed=1)), torch.arange(ROWS)) for part in layer]
+    return [*outputs, net.block(drawn(ROWS, 48, seed=2), torch.arange(ROWS), see_all)]
 
 
 def domino_outputs(net: DominoNet) -> list[Tensor]:
-    first = net.head.start(rows_of(48, 3))
-    second = net.head.step(first, rows_of(48, 4))
-    hidden = rows_of(48, 5)
+    first = net.head.start(drawn(ROWS, 48, seed=3))
+    second = net.head.step(first, drawn(ROWS, 48, seed=4))
+    hidden = drawn(ROWS, 48, seed=5)
     pool = net.head.vocabulary_weight[3:9]
     return [*block_outputs(net), first, second, net.head.correction(hidden, second),
             net.head.low_rank(hidden, second) @ pool.T]  # fmt: skip
 
 
 def eagle_outputs(net: Eagle3Net) -> list[Tensor]:
-    return [*net(rows_of(48, 6), net.fuse(rows_of(144, 7)), torch.arange(ROWS), see_all)]
+    return [*net(drawn(ROWS, 48, seed=6), net.fuse(drawn(ROWS, 144, seed=7)), torch.arange(ROWS), see_all)]
 
 
 OUTPUTS: dict[str, Callable[[Any], list[Tensor]]] = {
     "dflash": block_outputs,
     "domino-shifted": domino_outputs,
     "eagle3": eagle_outputs,
-    "medusa": lambda net: [net(rows_of(48, 8))],
+    "medusa": lambda net: [net(drawn(ROWS, 48, seed=8))],
 }
 
 
