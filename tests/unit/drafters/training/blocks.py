@@ -1,15 +1,15 @@
-"""What tests of DFlash's and Domino's training share: more text than others need, a faster loop, a slow second opinion.
+"""What tests of DFlash's and Domino's training share: more text than others need, a slow second opinion.
 
 The second opinion goes block by block and row by row through `block_reference`, in float64.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.drafters.dflash.objective import DFlashObjective
 from outpace.drafters.domino.objective import DominoObjective
@@ -22,7 +22,6 @@ BlockObjective = DFlashObjective | DominoObjective
 
 COUNT = 198
 NET: dict[str, Any] = {"layers": 1, "block_size": 5, "mask_token_id": tiny.MASK}
-RATE = 1e-2
 
 
 @cache
@@ -45,23 +44,12 @@ def batches(taps: tuple[int, ...], size: int, epoch: int) -> Iterator[Batch]:
         yield collate([samples[at] for at in group], seeds, [features[at] for at in group])
 
 
-def learn(objective: BlockObjective, epochs: int, size: int = 16) -> None:
-    """AdamW at a rate that falls to zero."""
-    optimizer = torch.optim.AdamW(objective.net.parameters(), weight_decay=0.0)
-    steps, step = epochs * math.ceil((COUNT - tiny.HELD_OUT) / size), 0
-    for epoch in range(epochs):
-        for batch in batches(objective.taps, size, epoch):
-            optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
-            terms = objective(batch, step / steps)
-            (terms["loss"] / terms["weight"]).backward()
-            nn.utils.clip_grad_norm_(objective.net.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
+def learn(objective: BlockObjective, epochs: int) -> None:
+    tiny.train(objective, epochs, 1e-2, 16, batches, falls=True)
 
 
 def held_out(objective: BlockObjective) -> Batch:
-    return next(tiny.batches(objective.taps, tiny.HELD_OUT, held_out=True))
+    return tiny.held_out(objective.taps)
 
 
 def held_out_losses(objective: BlockObjective) -> dict[str, float]:
@@ -89,13 +77,8 @@ def wild(objective: BlockObjective) -> BlockObjective:
     return objective
 
 
-def short(taps: tuple[int, ...], lengths: Sequence[int] = (13, 10)) -> Batch:
-    """Sequences cut off, of different lengths."""
-    cut = [
-        TrainingSample(sample.name, sample.ids[:length], sample.mask[:length])
-        for sample, length in zip(tiny.samples(), lengths, strict=False)
-    ]
-    return collate(cut, range(len(cut)), [features_of(sample, taps) for sample in cut])
+def short(taps: tuple[int, ...]) -> Batch:
+    return pairs.some(taps, cuts=((0, 13), (1, 10)))
 
 
 def reference(objective: BlockObjective, batch: Batch, anchors: Anchors, gamma: float) -> tuple[float, float, float]:

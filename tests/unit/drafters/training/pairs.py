@@ -55,7 +55,7 @@ def assert_first_tokens_are_no_anchors(objective: Objective, batch: Batch) -> No
 
 
 def played(objective: Objective) -> Simulation:
-    return simulate(objective, tiny.batches(objective.taps, tiny.HELD_OUT, held_out=True))
+    return simulate(objective, [tiny.held_out(objective.taps)])
 
 
 def chain_of(source: Any, depth: int) -> Proposer:

@@ -220,15 +220,7 @@ def test_taps_are_the_usual_ones_that_a_target_has() -> None:
         ).taps == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("net", "named"),
-    [
-        ({"heads": 4}, "heads=4 is not a multiple of kv_heads=3"),
-        ({"taps": (0, 3)}, "taps"),
-        ({"head_dim": 7}, "head_dim=7"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(net: dict[str, Any], named: str) -> None:
+def test_taps_that_the_target_lacks_are_refused() -> None:
     """Guards against nets that fail in the middle of a pass, or read what the target's last norm made."""
-    with pytest.raises(ModelError, match=named):
-        objective_of(net=net)
+    with pytest.raises(ModelError, match="taps"):
+        objective_of(net={"taps": (0, 3)})

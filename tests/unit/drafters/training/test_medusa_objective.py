@@ -37,7 +37,7 @@ def trained(head: HeadKind) -> MedusaObjective:
 
 
 def held_out() -> Batch:
-    return next(tiny.batches((3,), tiny.HELD_OUT, held_out=True))
+    return tiny.held_out((3,))
 
 
 def shaken(objective: MedusaObjective) -> MedusaObjective:
@@ -123,7 +123,7 @@ def test_chained_heads_start_from_the_targets_own_head_and_learn(tmp_path: Path)
     """Guards against chained heads that read the state after the final norm, start from other factors of that norm,
     cannot learn, lose a weight on disk, or draft something else in the engine."""
     objective = fresh("target", chained=True)
-    (batch,) = tiny.batches((4, 3), tiny.HELD_OUT, held_out=True)
+    batch = tiny.held_out((4, 3))
     before, after = batch.features.chunk(2, dim=-1)
     hidden = objective.net(before[batch.mask])  # [R, heads, H]
     torch.testing.assert_close(hidden, after[batch.mask][:, None].expand_as(hidden), atol=1e-5, rtol=1e-5)
