@@ -125,6 +125,13 @@ def run_all(engine: Engine, sessions: Sequence[Session], limit: int = 10_000) ->
     raise AssertionError(f"not finished after {limit} steps")
 
 
+def run(engine: Engine, *given: Any, **options: Any) -> Session:
+    """One request, with what `Engine.add` takes, after its last step."""
+    (session,) = engine.add(*given, **options)
+    run_all(engine, [session])
+    return session
+
+
 def event_tokens(session: Session) -> list[int]:
     return [token for event in session.events for token in event.tokens]
 

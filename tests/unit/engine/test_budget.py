@@ -11,7 +11,7 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.lib.errors import InvalidRequest
 from outpace.testing import OracleDrafter, decode
-from tests.unit.engine.doubles import PROMPT, GreedyProposer, distinct_answer, run_all, toy_engine
+from tests.unit.engine.doubles import PROMPT, GreedyProposer, distinct_answer, run, toy_engine
 
 
 class Lending(GreedyProposer):
@@ -41,8 +41,7 @@ def test_a_requests_budget_replaces_the_proposers() -> None:
     for budget, drafted, steps in ((0, 0, 12), (3, 9, 3), (5, 10, 2), (None, 10, 2)):
         engine = toy_engine()
         oracle = OracleDrafter([PROMPT + answer], budget=8)
-        (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
-        run_all(engine, [session])
+        session = run(engine, PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
         assert (session.metrics.drafted, session.metrics.steps) == (drafted, steps), f"budget {budget}"
     with pytest.raises(InvalidRequest, match="budget=-1"):
         toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), -1)

@@ -12,7 +12,7 @@ from outpace.engine.session import KeptSlot, Session
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, alone, named, run_all, toy_engine
+from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, alone, named, run, run_all, toy_engine
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 from tests.unit.models.tiny import VOCAB as TINY_VOCAB
 
@@ -22,9 +22,7 @@ SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 
 def turn(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, proposer: Proposer, resume: KeptSlot | None = None
 ) -> Session:
-    (session,) = engine.add(prompt, params, proposer, keep=True, resume=resume)
-    run_all(engine, [session])
-    return session
+    return run(engine, prompt, params, proposer, keep=True, resume=resume)
 
 
 def assert_turns_equal_fresh(make_target: Callable[[], Target], proposer: Proposer, **options: Any) -> list[Session]:

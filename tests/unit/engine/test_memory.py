@@ -9,7 +9,7 @@ from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.engine import Engine
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import named, run_all, toy_engine
+from tests.unit.engine.doubles import named, run, run_all, toy_engine
 from tests.unit.engine.test_kept import turn
 from tests.unit.engine.test_prefixes import Mindful
 
@@ -52,11 +52,9 @@ def test_cached_contents_give_way_oldest_first() -> None:
     engine = engine_of(NEEDED + 2 * (len(PROMPTS[0]) + TOKENS), max_slots=4)
     for prompt in PROMPTS[:3]:  # each leaves its rows
         run_all(engine, engine.add(prompt, PARAMS, EmptyDraft()))
-    (newest,) = engine.add([*PROMPTS[2], 7], PARAMS, EmptyDraft())
-    run_all(engine, [newest])
+    newest = run(engine, [*PROMPTS[2], 7], PARAMS, EmptyDraft())
     assert newest.metrics.reused_tokens >= len(PROMPTS[2]) - 1
-    (oldest,) = engine.add([*PROMPTS[0], 7], PARAMS, EmptyDraft())
-    run_all(engine, [oldest])
+    oldest = run(engine, [*PROMPTS[0], 7], PARAMS, EmptyDraft())
     assert oldest.metrics.reused_tokens == 0
     assert oldest.generated == decode(engine_of(None), [oldest.prompt_ids], [PARAMS], [EmptyDraft()])[0].generated
 

@@ -15,7 +15,7 @@ from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import History, process, warp
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, character, distinct_answer, run_all, text_of, toy_engine
+from tests.unit.engine.doubles import PROMPT, VOCAB, character, distinct_answer, run, run_all, text_of, toy_engine
 
 LENGTH = 14
 
@@ -29,9 +29,7 @@ def oracle_run(answer: list[int], engine: Engine | None = None, **options: Any) 
     """One request whose drafts are right, so that rounds emit up to nine tokens at once."""
     params = SamplingParams.from_options(**({"max_new_tokens": LENGTH} | options))
     engine = engine or toy_engine(text=True)
-    (session,) = engine.add(PROMPT, params, OracleDrafter([PROMPT + answer]))
-    run_all(engine, [session])
-    return session
+    return run(engine, PROMPT, params, OracleDrafter([PROMPT + answer]))
 
 
 @pytest.mark.parametrize("own", [True, False])

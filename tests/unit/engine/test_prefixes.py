@@ -16,7 +16,7 @@ from outpace.sampling.noise import noise_key, uniform
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.world import METHODS, World
-from tests.unit.engine.doubles import named, run_all
+from tests.unit.engine.doubles import named, run, run_all
 from tests.unit.engine.test_kept import SAMPLING
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 
@@ -73,7 +73,7 @@ def assert_plain(session: Session) -> None:
     """A session says what plain decoding says, alone, in an engine that shares nothing."""
     engine = mindful()
     engine.shares_prefixes = False
-    (group,) = [engine.add(session.prompt_ids, session.params, EmptyDraft())]
+    group = engine.add(session.prompt_ids, session.params, EmptyDraft())
     run_all(engine, group)
     want = group[session.sample_index].generated
     assert session.generated == want[: len(session.generated) if session.finish_reason == "cancelled" else None]
@@ -195,18 +195,14 @@ def cancelled(engine: Engine, proposer: Any) -> Session | None:
 
 
 def kept(engine: Engine, proposer: Any) -> Session | None:
-    (session,) = engine.add([*SYSTEM, 5, 6, 7], SamplingParams(max_new_tokens=5), proposer, keep=True)
-    run_all(engine, [session])
-    return session
+    return run(engine, [*SYSTEM, 5, 6, 7], SamplingParams(max_new_tokens=5), proposer, keep=True)
 
 
 def rewound(engine: Engine, proposer: Any) -> Session | None:
     """A conversation whose next turn begins otherwise: what stood behind is gone, and something else is there."""
     first = kept(engine, proposer)
     assert first is not None
-    (session,) = engine.add([*SYSTEM, 9, 9], SamplingParams(max_new_tokens=5), proposer, keep=True, resume=first.kept)
-    run_all(engine, [session])
-    return session
+    return run(engine, [*SYSTEM, 9, 9], SamplingParams(max_new_tokens=5), proposer, keep=True, resume=first.kept)
 
 
 def released(engine: Engine, proposer: Any) -> Session | None:
@@ -237,8 +233,7 @@ def test_whoever_wrote_a_beginning_gives_it(donor: Callable[..., Session | None]
         assert_plain(session)
     if before is not None and before.kept is not None and slots == 3:
         prompt = [*before.ids, 3]
-        (again,) = engine.add(prompt, SamplingParams(max_new_tokens=9), proposer, resume=before.kept)
-        run_all(engine, [again])
+        again = run(engine, prompt, SamplingParams(max_new_tokens=9), proposer, resume=before.kept)
         assert again.metrics.reused_tokens == len(prompt) - 2
         assert_plain(again)
 

@@ -14,7 +14,7 @@ from tests.unit.engine.doubles import (
     distinct_answer,
     event_text,
     event_tokens,
-    run_all,
+    run,
     text_of,
     toy_engine,
 )
@@ -32,8 +32,7 @@ def answer() -> list[int]:
 def oracle_run(answer: list[int], params: SamplingParams) -> tuple[Session, Sample]:
     """A request whose drafts are all right, so that rounds emit nine tokens at once."""
     engine = toy_engine(text=True)
-    (session,) = engine.add(PROMPT, params, OracleDrafter([PROMPT + answer], BUDGET))
-    run_all(engine, [session])
+    session = run(engine, PROMPT, params, OracleDrafter([PROMPT + answer], BUDGET))
     assert engine.is_idle
     return session, engine.result(session)
 
@@ -98,8 +97,7 @@ def test_a_requests_eos_ids_replace_the_models(answer: list[int], own: tuple[int
     assert UNSAID not in answer
     engine = toy_engine(eos_token_ids=(answer[2],))
     params = SamplingParams(max_new_tokens=LENGTH, eos_token_ids=own)
-    (session,) = engine.add(PROMPT, params, OracleDrafter([PROMPT + answer], BUDGET))
-    run_all(engine, [session])
+    session = run(engine, PROMPT, params, OracleDrafter([PROMPT + answer], BUDGET))
     assert len(session.generated) == count
 
 

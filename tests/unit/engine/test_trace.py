@@ -18,7 +18,7 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.proposer import UnionPlan
-from tests.unit.engine.doubles import CharDetokenizer, named, run_all, text_of
+from tests.unit.engine.doubles import CharDetokenizer, named, run, text_of
 from tests.unit.trees.union.worlds import union_of
 
 VOCAB = 12
@@ -43,10 +43,7 @@ def union() -> Proposer:
 
 def traced(proposer: Proposer, budget: int | None = None, **options: object) -> tuple[list[StepEvent], RequestMetrics]:
     params = SamplingParams(max_new_tokens=60, seed=3, trace=True, **options)  # type: ignore[arg-type]
-    engine = Engine(ToyTarget(VOCAB))
-    (session,) = engine.add(PROMPT, params, proposer, budget)
-    while not engine.is_idle:
-        engine.step()
+    session = run(Engine(ToyTarget(VOCAB)), PROMPT, params, proposer, budget)
     return session.events, session.metrics
 
 
@@ -111,10 +108,9 @@ def test_counters_are_those_of_the_answer_and_not_of_the_path() -> None:
     (plain,) = decode(Engine(ToyTarget(VOCAB)), [PROMPT], [SamplingParams(max_new_tokens=20)], [EmptyDraft()])
     stop = text_of(plain.generated[4:7])
     engine = Engine(ToyTarget(VOCAB), CharDetokenizer)
-    (session,) = engine.add(
-        PROMPT, SamplingParams(max_new_tokens=20, stop=(stop,), trace=True), OracleDrafter([plain.ids])
+    session = run(
+        engine, PROMPT, SamplingParams(max_new_tokens=20, stop=(stop,), trace=True), OracleDrafter([plain.ids])
     )
-    run_all(engine, [session])
     (event,) = [event for event in session.events if event.rounds]
     assert len(event.rounds[0].path) == 9
     assert session.metrics.accepted_by_origin == {"drafted": session.metrics.accepted}

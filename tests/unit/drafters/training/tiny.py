@@ -52,9 +52,9 @@ def answers(proposer: Proposer, prompts: list[list[int]]) -> tuple[list[list[int
 
 
 @cache
-def samples(count: int = 48, seed: int = 0) -> tuple[TrainingSample, ...]:
+def samples(count: int = 48) -> tuple[TrainingSample, ...]:
     """Prompts of different lengths with the target's own greedy answers."""
-    prompts = [random_ids(5 + at % 7, 1000 * seed + at, MASK) for at in range(count)]
+    prompts = [random_ids(5 + at % 7, at, MASK) for at in range(count)]
     made, _ = answers(EmptyDraft(), prompts)
     return tuple(
         TrainingSample(f"{at}/0", torch.tensor(ids + own), torch.arange(len(ids) + len(own)) >= len(ids))
