@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,10 @@ from outpace.drafters.dart.source import DartSource
 from outpace.drafters.kind import causal
 from outpace.drafters.training import attention
 from outpace.drafters.training.batch import Batch, random_anchors
+from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import ModelError
 from outpace.models.frozen import FrozenTarget
-from tests.unit.drafters.training import pairs, tiny
+from tests.unit.drafters.training import pairs, test_eagle3, tiny
 from tests.unit.models.tiny import tiny_config, tiny_target
 
 
@@ -107,9 +109,10 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
     pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 5))
 
 
-def test_an_answer_without_a_prompt_begins_with_its_second_token() -> None:
+@pytest.mark.parametrize("make", [objective_of, test_eagle3.objective_of], ids=["dart", "eagle3"])
+def test_an_answer_without_a_prompt_begins_with_its_second_token(make: Callable[[], Objective]) -> None:
     """Guards against the anchor at position 0, before which there is no pair: its row would be the last one's."""
-    objective = objective_of()
+    objective = make()
     pairs.assert_first_tokens_are_no_anchors(objective, pairs.some(objective.taps))
 
 

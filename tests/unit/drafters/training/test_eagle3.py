@@ -193,12 +193,6 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
     pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 6))
 
 
-def test_an_answer_without_a_prompt_begins_with_its_second_token() -> None:
-    """Guards against the anchor at position 0, before which there is no pair: its row would be the last one's."""
-    objective = objective_of()
-    pairs.assert_first_tokens_are_no_anchors(objective, pairs.some(objective.taps))
-
-
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
 def test_what_was_trained_is_what_a_file_says(variant: str | None, tmp_path: Path) -> None:
     """Guards against maps, taps, rotations or variants that a file loses, and drafters that no file can hold."""
