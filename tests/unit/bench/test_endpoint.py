@@ -128,11 +128,7 @@ def test_so_many_are_in_flight(level: int) -> None:
 
 def test_clocks() -> None:
     """Guards against a TTFT that waits for the answer's end, and throughput that adds up requests that ran together."""
-
-    def slow(path: str, body: dict[str, Any]) -> Reply:
-        return honest(0.1)(path, body)
-
-    records = [record for level in (1, 8) for record in measured(slow, THEIRS, levels=(level,))[0]]
+    records = [record for level in (1, 8) for record in measured(honest(0.1), THEIRS, levels=(level,))[0]]
     one, eight = summarise_endpoint(records)
     assert 100 <= one["ttft_ms"] <= eight["ttft_p99_ms"]
     assert one["tpot_ms"] < 50
@@ -148,11 +144,7 @@ def test_requests_arrive_at_a_rate() -> None:
     assert times == sorted(times)
     assert 400 / times[-1] == pytest.approx(20, rel=0.2), "4 standard deviations of a mean of 400"
     assert times == arrival_times(400, 20.0, 4) != arrival_times(400, 20.0, 5)
-
-    def slow(path: str, body: dict[str, Any]) -> Reply:
-        return honest(0.15)(path, body)
-
-    began = perf_counter()
+    slow, began = honest(0.15), perf_counter()
     (row,) = summarise_endpoint(measured(slow, THEIRS, levels=(8,), request_rate=5.0)[0])
     assert 1.5 + arrival_times(8, 5.0, 4)[-1] < perf_counter() - began < 2 * arrival_times(8, 5.0, 4)[-1] + 4
     assert row["ttft_p99_ms"] < 1000, "eight in flight keep up"
