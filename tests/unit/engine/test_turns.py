@@ -1,6 +1,7 @@
 """Threads that share an engine: one at a time works, nobody starves, and nobody waits for ever."""
 
 from threading import Event, Thread
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,12 +45,8 @@ def test_one_thread_works_at_a_time_and_the_others_see_every_turn() -> None:
 def test_a_turn_that_fails_leaves_the_next_one_free() -> None:
     """Guards against threads that wait for ever for one that was interrupted."""
     turns, done = Turns(), list[str]()
-
-    def fail() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        turns.take(fail)
+        turns.take(Mock(side_effect=KeyboardInterrupt))
     thread = Thread(target=lambda: turns.take(lambda: done.append("other")))
     thread.start()
     thread.join(PATIENCE)
