@@ -102,8 +102,7 @@ def decode_rows(target: Any, ids: Sequence[int]) -> torch.Tensor:
     """[N, V] logits after each id."""
     world().engine.forget_prefixes()  # slot 0 is overwritten
     target.rewind_slot(0, 0)
-    (tree,) = [DraftTree.chain(torch.tensor(ids))]
-    _, (outputs,) = target.run_pass((), [0], [tree], [()])
+    _, (outputs,) = target.run_pass((), [0], [DraftTree.chain(torch.tensor(ids))], [()])
     rows: torch.Tensor = outputs.logits.float()
     return rows
 

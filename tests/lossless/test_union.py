@@ -1,6 +1,7 @@
 """The union with real drafters: what is accepted may be nothing that they drafted, and what is learned is shared."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -93,10 +94,9 @@ def test_requests_that_arrive_while_others_are_drafted_for(source: str, verifica
         heat: dict[str, Any] = {"temperature": 0.7} if verification == "match" and seed % 2 else {}
         params.append(SamplingParams(max_new_tokens=6 + 3 * (seed % 4), seed=seed, verification=verification, **heat))
     prompts = [PROMPTS[1 + seed % 3] for seed in range(8)]
-    matching = [SamplingParams(max_new_tokens=one.max_new_tokens, seed=one.seed, temperature=one.temperature)
-                for one in params]  # fmt: skip
     expected = [
-        decode(Engine(target), [prompt], [wanted], [EmptyDraft()])[0] for prompt, wanted in zip(prompts, matching)
+        decode(Engine(target), [prompt], [replace(wanted, verification="match")], [EmptyDraft()])[0]
+        for prompt, wanted in zip(prompts, params)
     ]
     case = Case(source, "beam", "", True, 4, "led")
     union = union_for(case, target, [session.ids for session in expected])

@@ -18,6 +18,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.grammars import EOS, OBJECT, ToyDetokenizer, ToyTokens, toy_tokenizer
+from tests.unit.engine.doubles import run_all
 
 V = 160
 write = ToyTokens(V)
@@ -164,8 +165,7 @@ def test_options_that_leave_nothing_end_their_request_alone() -> None:
         SamplingParams(grammar=OBJECT, max_new_tokens=9, logit_bias=tuple(banned.items())),
     ]
     sessions = [engine.add([5, 6], one, AdversaryDrafter(V, []))[0] for one in params]
-    while not engine.is_idle:
-        engine.step()
+    run_all(engine, sessions)
     with pytest.raises(InvalidRequest, match=r"grammar.* leave no token"):
         engine.result(sessions[0])
     assert engine.result(sessions[1]).token_ids[0] == START, "a bias is no ban: nothing else is allowed"
@@ -180,8 +180,7 @@ def test_a_matcher_that_fails_ends_its_request_alone() -> None:
     assert failing.constraint is not None
     failing.constraint._fresh.consume_token(9)  # in error, and so is whatever is begun afresh
     failing.constraint._consumed = None
-    while not engine.is_idle:
-        engine.step()
+    run_all(engine, [failing, other])
     with pytest.raises(InvalidRequest, match="too much for the grammar library"):
         engine.result(failing)
     assert engine.result(other).finish_reason in ("stop", "length")

@@ -109,11 +109,10 @@ def test_a_shared_beginning_changes_neither_tokens_nor_trees(method: str, option
 
     sessions, trees = play(shares=True)
     assert [session.generated for session in sessions] == [answer.generated for answer in answers]
-    if not sessions[
-        0
-    ].proposer.needs.top_k:  # else rows of a shared matrix are what was last seen, the answer before included
+    needs = sessions[0].proposer.needs
+    if not needs.top_k:  # else rows of a shared matrix are what was last seen, the answer before included
         assert trees == play(shares=False)[1]
-    reads_ahead = bool(sessions[0].proposer.needs.taps)
+    reads_ahead = bool(needs.taps)
     expected = [0, 0, 0] if method == "private" else [0, 40 - reads_ahead, 44 - reads_ahead]
     assert [session.metrics.reused_tokens for session in sessions] == expected
 
@@ -165,7 +164,7 @@ def ended(engine: Engine, proposer: Any) -> Session | None:
     return None
 
 
-def running(engine: Engine, proposer: Any) -> Session | None:
+def running(engine: Engine, proposer: Any) -> Session:
     session = ask(engine, [*SYSTEM, 5, 6, 7], proposer)
     for _ in range(5):
         engine.step()
@@ -188,26 +187,22 @@ def cancelled_in_its_prompt(engine: Engine, proposer: Any) -> Session | None:
 
 
 def cancelled(engine: Engine, proposer: Any) -> Session | None:
-    session = running(engine, proposer)
-    assert session is not None
-    engine.cancel(session)
+    engine.cancel(running(engine, proposer))
     return None
 
 
-def kept(engine: Engine, proposer: Any) -> Session | None:
+def kept(engine: Engine, proposer: Any) -> Session:
     return run(engine, [*SYSTEM, 5, 6, 7], SamplingParams(max_new_tokens=5), proposer, keep=True)
 
 
 def rewound(engine: Engine, proposer: Any) -> Session | None:
     """A conversation whose next turn begins otherwise: what stood behind is gone, and something else is there."""
     first = kept(engine, proposer)
-    assert first is not None
     return run(engine, [*SYSTEM, 9, 9], SamplingParams(max_new_tokens=5), proposer, keep=True, resume=first.kept)
 
 
 def released(engine: Engine, proposer: Any) -> Session | None:
     session = kept(engine, proposer)
-    assert session is not None
     assert session.kept is not None
     engine.release(session.kept)
     return None
