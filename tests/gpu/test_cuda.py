@@ -25,7 +25,8 @@ from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.unit.drafters.source.learned import proposer_of, source_of
-from tests.unit.gpu.test_captured_pass import played, random_rounds, target_of
+from tests.unit.gpu.test_captured_pass import played, random_rounds
+from tests.unit.gpu.worlds import target_of
 from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree
 from outpace.drafters.dflash.kernel import CompiledBlock, compiled_block
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.kernel import head_over
@@ -160,9 +162,11 @@ def test_trees(kind: str, temperature: float) -> None:
         has_kernel = pack and not kind.startswith("dflash2")  # whose convolutions no kernel computes
         assert (source._native is not None) == has_kernel
         trees: list[list[int]] = []
-        proposer = heard(
-            proposer_of("beam", source), lambda request, tree, trees=trees: trees.append(tree.tokens.tolist())
-        )
+
+        def hear(request: DraftRequest, tree: DraftTree, trees: list[list[int]] = trees) -> None:
+            trees.append(tree.tokens.tolist())
+
+        proposer = heard(proposer_of("beam", source), hear)
         params = [SamplingParams(max_new_tokens=12, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
         sessions = decode(Engine(target), PROMPTS, params, [proposer] * len(PROMPTS))
         drafted.append((trees, [session.ids for session in sessions]))

@@ -25,8 +25,7 @@ from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import draft_request
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.drafters.source.test_domino_cost import propose
-from tests.unit.kernels.test_nets import drawn
-from tests.unit.models.tiny import needs_kernels, random_ids, tiny_config, tiny_target
+from tests.unit.models.tiny import drawn, needs_kernels, random_ids, tiny_config, tiny_target
 
 pytestmark = needs_kernels
 Compared = tuple[Any, Any]
