@@ -230,10 +230,10 @@ class _ExhibitTables:
     def __init__(self, one: ShownExhibit) -> None:
         self.columns, values = one.exhibit.columns, one.exhibit.values
         self.lines, self.targets = one.table(), list(dict.fromkeys(value.of for value in values))
-        self.digits = dict.fromkeys(METRICS, 0)  # that the paper prints
+        self.digits = dict[str, int]()  # that the paper prints, also of metrics that have no column
         for value in values:
             own = (len(f"{number:g}".partition(".")[2]) for number in value.sets.values())
-            self.digits[value.metric] = max(self.digits[value.metric], *own)
+            self.digits[value.metric] = max(self.digits.get(value.metric, 0), *own)
         self.in_paper = {column.metric for column in self.columns} & {value.metric for value in values}
         self.has_runs = any(run.label for run in one.runs)
         self.has_sets = len({of for run in one.runs for of in run.sets}) > 1

@@ -1,12 +1,16 @@
 """The exhibits of the three papers."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, chosen, read_exhibits
+from outpace.bench.paper.measure import MANIFEST
 from outpace.bench.paper.metrics import METRICS
+from outpace.bench.paper.page import REPORT, write_report
+from outpace.bench.paper.sources import RecordFolder
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.methods.catalog import parse_method
 
@@ -76,3 +80,13 @@ def test_numbers_choose_exhibits() -> None:
         chosen(exhibits, [15], [])
     with pytest.raises(OutpaceError, match="paper='medusa'"):
         read_exhibits("medusa")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_exhibit_has_a_page_before_anything_is_measured(paper: str, tmp_path: Path) -> None:
+    """Guards against a page that a value of an exhibit breaks, which only a whole suite would show."""
+    about = {"target": "tiny", "quick": False, "data": "builtin", "names": {}, "absent": {}}
+    (tmp_path / MANIFEST).write_text(json.dumps(about))
+    shown = write_report(paper, read_exhibits(paper), [RecordFolder.read(tmp_path)], tmp_path)
+    assert {one.exhibit.name for one in shown} == {one.name for one in read_exhibits(paper)}
+    assert (tmp_path / REPORT).is_file()
