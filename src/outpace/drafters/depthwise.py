@@ -1,5 +1,6 @@
 """Drafters that guess every depth at once: one row of logits per depth, by itself the same for all nodes there."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,14 +61,14 @@ class Depthwise:
         return Guesses(self.logits[self.depth].expand(count, -1))
 
 
-class DepthwiseSource(BaseSource):
+class DepthwiseSource(BaseSource, ABC):
     """A source that guesses when a round begins; its states keep their guesses as `draft`."""
 
     _noise: bool
 
+    @abstractmethod
     def _guess(self, states: Sequence[Any]) -> None:
         """Make the guesses of all requests, in one pass."""
-        raise NotImplementedError
 
     def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]
