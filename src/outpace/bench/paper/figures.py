@@ -84,7 +84,9 @@ class _Drawing:
         }
         kinds[self.panel.kind](axes)
         axes.set_title(self.panel.title, fontsize=9)
-        if self.panel.kind in ("bars", "lines", "stack"):
+        if self.panel.kind == "stack":
+            axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # bars may be long
+        elif self.panel.kind in ("bars", "lines"):
             axes.legend(frameon=False, fontsize=7)
 
     def _value(self, metric: str, run: str, row: str, sets: Sequence[str] = ()) -> float:
@@ -110,7 +112,8 @@ class _Drawing:
 
     def _rows(self, axes: Any) -> None:
         """A horizontal bar for each row, with the standard deviation over prompts."""
-        found = [self.comparison.estimate(self.panel.metric, self.runs[0].label, row.name) for row in self.rows]
+        panel, run = self.panel, self.runs[0].label
+        found = [self.comparison.estimate(panel.metric, run, row.name, panel.sets) for row in self.rows]
         values = [np.nan if one is None else one.value for one in found]
         spread = [0.0 if one is None else one.deviation or 0.0 for one in found]
         axes.barh(range(len(found)), values, xerr=spread, error_kw={"elinewidth": 0.8, "ecolor": "0.4"})
