@@ -7,7 +7,6 @@ stopped run goes on where it was; rows that are there already are not measured a
 import hashlib
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import RECORDS, RunFolder
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
+from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest, OutpaceError
 
@@ -246,9 +246,7 @@ class Suite:
     def _write_manifest(self, date: str) -> None:
         about = self._identity() | {"names": self.names, "absent": self.absent, "machine": self.machine}
         about |= {"load": self.load_before, "others_at_most": self.others_at_most, "date": date}
-        scratch = self.folder / f"{MANIFEST}.tmp"
-        scratch.write_text(json.dumps(about, indent=1))
-        os.replace(scratch, self.folder / MANIFEST)
+        write_whole(self.folder / MANIFEST, json.dumps(about, indent=1).encode())
 
     def _leave_out(self, job: SetRun, methods: Iterable[str], reason: object) -> None:
         self.absent |= {f"{job.key} {method}": str(reason) for method in methods}
