@@ -20,6 +20,7 @@ from outpace.drafters.training.attention import ChainAttention
 from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
 from outpace.drafters.training.losses import (
     FEW_ROWS,
+    MANY_ROWS,
     Compared,
     Loss,
     LossVocabulary,
@@ -291,9 +292,9 @@ class SupervisedRows:
 
     @property
     def at_once(self) -> list[int]:
-        """How many rows to score at a time: whole blocks, of about `FEW_ROWS` rows."""
-        size = max(1, FEW_ROWS // self.own.shape[1])
-        return [int(blocks.sum()) for blocks in self.own.split(size)]
+        """How many rows to score at a time: whole blocks, of about `FEW_ROWS` rows, or `MANY_ROWS` on a GPU."""
+        most = FEW_ROWS if self.own.device.type == "cpu" else MANY_ROWS
+        return [int(blocks.sum()) for blocks in self.own.split(max(1, most // self.own.shape[1]))]
 
 
 def right_runs(ids: Tensor, own: Tensor, scores: ChainScores) -> Tensor:

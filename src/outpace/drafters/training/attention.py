@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-ROWS_AT_ONCE = 256
-"""Rows of chains per block: scores of more exceed a CPU's caches, and fewer make many small products."""
+ROWS_AT_ONCE, ROWS_ON_GPU = 256, 4096
+"""Rows of chains per block: scores of more exceed a CPU's caches, and fewer make many small products; on a GPU each
+block costs its launches."""
 
 
 class ChainAttention:
@@ -42,7 +43,8 @@ class ChainAttention:
         Returns:
             [A, Q, heads, D].
         """
-        sizes = self._block_sizes(max(1, ROWS_AT_ONCE // query.shape[1]))
+        most = ROWS_AT_ONCE if query.device.type == "cpu" else ROWS_ON_GPU
+        sizes = self._block_sizes(max(1, most // query.shape[1]))
         blocks = zip(*(rows.split(sizes) for rows in (query, key, value, self._before)), strict=True)
         parts, start = [], 0
         for own, size in zip(blocks, sizes, strict=True):

@@ -24,7 +24,9 @@ PACE_FLOOR = 0.5  # D-PACE's alpha, by which no acceptance counts as less
 ROWS_AT_ONCE = 1024
 LARGE, KEPT = 65_536, 16_384
 """Ids of a target whose whole head takes most of a drafter's time, and how many are drafted of it by default."""
-FEW_ROWS = 256  # float32 scores of more rows exceed a CPU's caches
+FEW_ROWS, MANY_ROWS = 256, 8192
+"""Rows that are scored at a time on a CPU, whose caches more float32 scores would exceed, and on a GPU, where each
+piece costs its launches."""
 
 
 def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int = ROWS_AT_ONCE) -> Tensor:
