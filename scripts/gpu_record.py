@@ -13,7 +13,6 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import torch
 
-    from outpace.bench.environment import environment
+    from outpace.bench.environment import environment, versions
     from scripts.gpu.clock import Clock
     from scripts.gpu.implied import implied_speedups
     from scripts.gpu.kernels import check_kernels
@@ -45,7 +44,7 @@ def main() -> None:
     dtype = torch.float32 if asked.cpu else torch.bfloat16
     sizes: Sizes = SMALL if asked.cpu else QWEN3_8B
     record: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "tests": asked.tests}
-    record |= environment(device, dtype) | {"triton": _version("triton")}
+    record |= environment(device, dtype) | versions("triton")
     _say("kernels against their references")
     record["kernels"] = check_kernels(device, asked.cpu)
     _say("lossless, and exact mode")
@@ -70,13 +69,6 @@ def main() -> None:
 
 def _say(what: str) -> None:
     print(f"{what} ...", file=sys.stderr, flush=True)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

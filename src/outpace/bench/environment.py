@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Hashable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -47,9 +47,20 @@ def _host(*packages: str) -> dict[str, Any]:
         "hardware": cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
+        "versions": versions(*packages),
         "git": git("describe", "--always", "--dirty", "--abbrev=12"),
     }
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Versions of packages; None for one that is not installed, as outpace run from its sources."""
+    found: dict[str, str | None] = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def cpu_name() -> str:

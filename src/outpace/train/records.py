@@ -7,11 +7,10 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.environment import git
+from outpace.bench.environment import git, versions
 from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -38,15 +37,9 @@ def prompts_hash(items: Iterable[WorkItem]) -> str:
     return total.hexdigest()
 
 
-def versions() -> dict[str, str | None]:
+def run_versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that a run uses."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    return {"python": platform.python_version()} | versions(*PACKAGES)
 
 
 def git_revision() -> str | None:

@@ -36,7 +36,7 @@ from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
 from outpace.train.data import SampleSet, TrainingData, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, stored_features
-from outpace.train.records import check_disk, claim, files_hash, git_revision, prompts_hash, versions
+from outpace.train.records import check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
 from outpace.train.trainer import Trainer
 
 ANSWERS = "answers"
@@ -276,7 +276,7 @@ def _notes(accelerator: Accelerator) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": git_revision(),
-        "versions": versions(),
+        "versions": run_versions(),
         "processes": accelerator.num_processes,
         "device": str(accelerator.device),
         "precision": accelerator.mixed_precision,

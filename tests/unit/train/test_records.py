@@ -20,8 +20,8 @@ from outpace.train.records import (
     prompts_hash,
     read_counters,
     replace_folder,
+    run_versions,
     scalars,
-    versions,
 )
 from tests.unit.train.logs import read_log
 
@@ -136,4 +136,4 @@ def test_hashes_tell_data_apart(tmp_path: Path) -> None:
     hashes = {prompts_hash([item]), prompts_hash([WorkItem("a", "d", ("xy",))]), prompts_hash([item, item])}
     assert len(hashes) == 3
     assert prompts_hash([item]) == prompts_hash([WorkItem("a", "other", ("x", "y"))])
-    assert versions()["torch"]
+    assert run_versions()["torch"]
