@@ -74,9 +74,9 @@ def random_target(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pre
         rope_theta=1e6,
         tie_word_embeddings=False,
     )
-    with torch.device(device):
-        register_attention()
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
+    register_attention()
+    with torch.device(device):  # a CPU would draw billions of numbers for minutes
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
     return model.to(device).eval()
 
 
