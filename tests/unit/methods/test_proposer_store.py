@@ -163,5 +163,5 @@ def test_parts_of_a_head_are_shared_where_they_are_the_same() -> None:
     assert head.restricted(ids.clone()) is part
     for other, which in ((head, torch.tensor([3, 5, 8])), (another, ids)):
         scores = other.restricted(which).own_scores(rows)
-        assert torch.allclose(scores, other.scores(rows)[:, which])
+        assert torch.allclose(scores, other.scores(rows)[:, which], atol=1e-5)  # products of other shapes round
         assert other.restricted(which) is not part
