@@ -25,8 +25,7 @@ from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.unit.drafters.source.learned import proposer_of, source_of
-from tests.unit.gpu.test_captured_pass import played, random_rounds
-from tests.unit.gpu.worlds import target_of
+from tests.unit.gpu.test_captured_pass import played, random_rounds, written
 from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -59,8 +58,8 @@ def test_graphs_keep_the_bits_of_exact_mode() -> None:
     """Guards against graphs that are exact where they are called instead of replayed, and against ones that nobody
     records."""
     rounds = random_rounds(6)
-    target = target_of("llama", True, exact=True)
-    actual, expected = played(target, rounds), played(target_of("llama", False, exact=True), rounds)
+    target = written(True, exact=True)
+    actual, expected = played(target, rounds), played(written(False, exact=True), rounds)
     recorded = target._captured[(0, 2)]._graphs._recorded
     assert recorded
     assert all(one.graph is not None for one in recorded.values())

@@ -8,9 +8,11 @@ The tables of a packed pass are padded to a bucket, so that one recorded graph s
 nothing, so their attention is zero, and their keys and values are written to a spare row.
 """
 
+import gc
 import os
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -113,7 +115,8 @@ class Graphs:
                         self._compute(bucket, recorded.inputs)
                 torch.cuda.current_stream().wait_stream(stream)
                 # Other threads may allocate meanwhile: they are none of this graph's business.
-                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                captured = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+                with _uncollected(), captured:
                     self._compute(bucket, recorded.inputs)
         except RuntimeError as error:  # running out of memory is one, too
             self._is_off = True
@@ -124,6 +127,18 @@ class Graphs:
             return False
         recorded.graph = graph
         return True
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected inside: destroying an old graph is a call that ends a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Captured:

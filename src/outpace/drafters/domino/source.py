@@ -154,7 +154,7 @@ class DominoSource(BlockSource):
     @torch.inference_mode()
     def _step(self, causal: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
         """A step of the head's kernel for each node; `best` as of `CompiledHead.correct`."""
-        at, sizes = level.depth, level.sizes
+        at, sizes, tokens = level.depth, level.sizes, level.tokens.to(self._device)
 
         def here(matrices: Sequence[Tensor]) -> Picked:
             return [(rows, [at] * size) for rows, size in zip(matrices, sizes, strict=True)]
@@ -163,12 +163,12 @@ class DominoSource(BlockSource):
         if best is not None:
             draws = draws_of(level.streams, [at] * len(level.tokens), self._noise, self._head.ids)
         rows = HeadRows(
-            None if self._table is not None else self._embed(level.tokens),
+            None if self._table is not None else self._embed(tokens),
             [(state.causal, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],
             here([state.hidden for state in level.states]) if self.net.config.draft_step(at + 1).corrected else None,
             here([state.base for state in level.states]),
             draws,
-            None if self._table is None else self._table[level.tokens.to(self._device)],
+            None if self._table is None else self._table[tokens],
         )
         step = causal.correct(rows, best)
         for state, own in zip(level.states, step.states.split(sizes), strict=True):
