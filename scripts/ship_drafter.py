@@ -50,7 +50,7 @@ token for token; the drafter only makes it faster.
   whose other half chose this checkpoint. Acceptance by position, given that the earlier drafts were accepted:
   {positions}.
 - **Measured**: `docs/results.md` has speeds and tokens per step, compared with the other methods.
-- **Limits**: made on {hardware} in about {hours:.1f} hours, far from convergence. To continue with more compute:
+- **Limits**: made on {hardware} in about {hours:.2g} hours, far from convergence. To continue with more compute:
   `outpace train {kind} --target {target} --start {target}/{kind} --config {folder}/recipe.yaml`
   with `--prompts`, `--answers` and `--out`.
 - **Licence**: Apache-2.0, as the target's.
