@@ -337,7 +337,8 @@ class Trainer:
         if accelerator.is_main_process:
             self._states.scratch()
         accelerator.wait_for_everyone()
-        accelerator.save_state(str(self._states.unfinished))
+        # safetensors would leave out all but one of a GRU's weights, which on CUDA lie in one buffer.
+        accelerator.save_state(str(self._states.unfinished), safe_serialization=False)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             self._states.finish(self._step, counters)

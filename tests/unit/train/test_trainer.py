@@ -116,13 +116,25 @@ class Biased(LinearObjective):
         self.net.bias = torch.nn.Parameter(torch.full((tiny.VOCAB,), 0.01))
 
 
+class Flat(LinearObjective):
+    """With weights that lie in one buffer, as those of a GRU on CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.net.weight.detach()  # type: ignore[union-attr, operator]
+        buffer = torch.cat((weight.flatten(), torch.full((tiny.VOCAB,), 0.01)))
+        self.net.weight = torch.nn.Parameter(buffer[: weight.numel()].view_as(weight))
+        self.net.bias = torch.nn.Parameter(buffer[weight.numel() :])
+
+
 @pytest.mark.parametrize(
-    ("stop", "make", "optimizer"), [(3, LinearObjective, "adamw"), (7, Biased, "muon"), (8, LinearObjective, "adamw")]
+    ("stop", "make", "optimizer"),
+    [(3, LinearObjective, "adamw"), (7, Biased, "muon"), (8, LinearObjective, "adamw"), (8, Flat, "adamw")],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(
     stop: int, make: type[LinearObjective], optimizer: str, tmp_path: Path
 ) -> None:
-    """Guards against a state that lacks an optimizer, a schedule, the order of the data or the best so far."""
+    """Guards against a state that lacks a weight, an optimizer, a schedule, the order of the data or the best so far."""
 
     class Stop(Exception):
         pass

@@ -50,7 +50,7 @@ class LinearObjective(Objective):
 
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    save_file(dict(tensors), folder / "weights.safetensors")
+    save_file({name: one.clone() for name, one in tensors.items()}, folder / "weights.safetensors")
 
 
 def data() -> TrainingData:
