@@ -234,7 +234,8 @@ class _ExhibitTables:
         for value in values:
             own = (len(f"{number:g}".partition(".")[2]) for number in value.sets.values())
             self.digits[value.metric] = max(self.digits.get(value.metric, 0), *own)
-        self.in_paper = {column.metric for column in self.columns} & {value.metric for value in values}
+        metrics = [column.metric for column in self.columns]
+        self.in_paper = {one for one in metrics if any(line["paper"][one] for line in self.lines)}
         self.has_runs = any(run.label for run in one.runs)
         self.has_sets = len({of for run in one.runs for of in run.sets}) > 1
 
