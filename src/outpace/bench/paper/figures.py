@@ -107,7 +107,7 @@ class _Drawing:
             heights = [self._value(self.panel.metric, run, row.name, (of,)) for run, of in places]
             axes.bar(np.arange(len(places)) + (place + 0.5) * width - 0.4, heights, width, label=row.name)
         names = [of if len(self.runs) == 1 else f"{of}\n{run}" for run, of in places]
-        axes.set_xticks(range(len(places)), names)
+        axes.set_xticks(range(len(places)), [name.replace("/", "/\n") for name in names])  # else neighbours overlap
         axes.set_ylabel(self._title(self.panel.metric))
 
     def _rows(self, axes: Any) -> None:
