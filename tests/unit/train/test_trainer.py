@@ -134,7 +134,7 @@ class Flat(LinearObjective):
 def test_a_stopped_run_goes_on_to_the_same_bits(
     stop: int, make: type[LinearObjective], optimizer: str, tmp_path: Path
 ) -> None:
-    """Guards against a state that lacks a weight, an optimizer, a schedule, the order of the data or the best so far."""
+    """Guards against a state that lacks a weight, an optimizer, a schedule, the order of data or the best so far."""
 
     class Stop(Exception):
         pass
