@@ -53,7 +53,7 @@ class NeighbourSource(BlockSource):
 
     def _before(self, level: BlockLevel) -> Tensor:
         """[F, r] the row of `predecessors` of each node's token."""
-        return self.net.head.predecessors[level.tokens.to(self._device)]
+        return self.net.head.predecessors[level.tokens]
 
     def _hidden(self, level: BlockLevel) -> Tensor:
         """[F, H] the block's output that predicts what follows each node."""

@@ -60,7 +60,7 @@ class BlockLevel(NamedTuple):
 
     Attributes:
         above: per request, the rows of its nodes' parents in the last frontier.
-        tokens: [F] of the nodes.
+        tokens: [F] of the nodes, on the drafter's device.
     """
 
     states: list[BlockState]
@@ -208,9 +208,10 @@ class BlockSource(Windowed, BaseSource):
 
     def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
         groups = frontier.groups()
-        level = BlockLevel([states[owner] for owner in groups], [], frontier.tokens, frontier.parents[0] < 0)
+        tokens = frontier.tokens.to(self._device)
+        level = BlockLevel([states[owner] for owner in groups], [], tokens, frontier.parents[0] < 0)
         if level.is_first:
-            self._draft_blocks(level.states, frontier.tokens)
+            self._draft_blocks(level.states, tokens)
         for state, nodes in zip(level.states, groups.values(), strict=True):
             above = [parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]]
             level.above.append(above)
@@ -218,8 +219,8 @@ class BlockSource(Windowed, BaseSource):
             if state.depth == 0 or not state.asked.stream.params.has_processors:  # to read tokens is a host read
                 state.paths = [[]] * len(above)
             else:
-                tokens = frontier.tokens[nodes.start : nodes.stop].tolist()
-                state.paths = [[*state.paths[row], token] for row, token in zip(above, tokens, strict=True)]
+                ids = frontier.tokens[nodes.start : nodes.stop].tolist()
+                state.paths = [[*state.paths[row], token] for row, token in zip(above, ids, strict=True)]
         return self._candidates(level, frontier, width)
 
     def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:

@@ -124,7 +124,7 @@ class DominoSource(BlockSource):
             assert step.logits is not None, "logits were asked for"
             return step.logits
         base, at, head = super()._logits(level), level.depth, self.net.head
-        causal = self._next_states(level, level.tokens.to(self._device))  # [F, G]
+        causal = self._next_states(level, level.tokens)  # [F, G]
         for state, rows in zip(level.states, causal.split(level.sizes), strict=True):
             state.causal = rows
         if not self.net.config.draft_step(at + 1).corrected:
@@ -154,14 +154,14 @@ class DominoSource(BlockSource):
     @torch.inference_mode()
     def _step(self, causal: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
         """A step of the head's kernel for each node; `best` as of `CompiledHead.correct`."""
-        at, sizes, tokens = level.depth, level.sizes, level.tokens.to(self._device)
+        at, sizes, tokens = level.depth, level.sizes, level.tokens
 
         def here(matrices: Sequence[Tensor]) -> Picked:
             return [(rows, [at] * size) for rows, size in zip(matrices, sizes, strict=True)]
 
         draws = None
         if best is not None:
-            draws = draws_of(level.streams, [at] * len(level.tokens), self._noise, self._head.ids)
+            draws = draws_of(level.streams, [at] * len(tokens), self._noise, self._head.ids)
         rows = HeadRows(
             None if self._table is not None else self._embed(tokens),
             [(state.causal, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],

@@ -178,7 +178,7 @@ class LatticeSource(BlockSource):
         logits: list[Tensor] = []
         ids: list[Tensor] = []
         masses: list[Tensor] = []
-        for state, tokens in zip(level.states, level.tokens.to(self._device).split(level.sizes), strict=True):
+        for state, tokens in zip(level.states, level.tokens.split(level.sizes), strict=True):
             own, at = _own(state), level.depth
             assert own.woven is not None, "a block comes before its levels"
             rows = torch.zeros_like(tokens) if not at else (own.ids[at - 1] == tokens[:, None]).int().argmax(dim=1)

@@ -85,7 +85,7 @@ class Chains:
         if is_first:
             hidden = torch.stack([state.hidden for state in states])  # [R, D, H]
             base = torch.stack([state.base for state in states])  # [R, D, K]
-            chains = self.rollout(hidden, base, tokens.to(base.device))
+            chains = self.rollout(hidden, base, tokens)
             for state, *own in zip(states, *chains, strict=True):
                 state.rolled = own[0], own[1]
         found = []
