@@ -131,7 +131,7 @@ class Graphs:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage is collected inside: destroying an old graph is a call that ends a capture."""
+    """No garbage is collected inside: destroying an old graph may end a capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -20,7 +20,7 @@ from outpace.drafters.training.attention import ChainAttention
 from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
 from outpace.drafters.training.losses import (
     FEW_ROWS,
-    MANY_ROWS,
+    GPU_SCORES,
     Compared,
     Loss,
     LossVocabulary,
@@ -292,8 +292,9 @@ class SupervisedRows:
 
     @property
     def at_once(self) -> list[int]:
-        """How many rows to score at a time: whole blocks, of about `FEW_ROWS` rows, or `MANY_ROWS` on a GPU."""
-        most = FEW_ROWS if self.own.device.type == "cpu" else MANY_ROWS
+        """How many rows to score at a time: whole blocks, of about `FEW_ROWS` rows, or `GPU_SCORES` scores on a GPU."""
+        ids = self.target.vocab_size if self.compared.ids is None else len(self.compared.ids)
+        most = FEW_ROWS if self.own.device.type == "cpu" else GPU_SCORES // ids
         return [int(blocks.sum()) for blocks in self.own.split(max(1, most // self.own.shape[1]))]
 
 

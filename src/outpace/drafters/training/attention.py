@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-ROWS_AT_ONCE, ROWS_ON_GPU = 256, 4096
+ROWS_AT_ONCE, ROWS_ON_GPU = 256, 1024
 """Rows of chains per block: scores of more exceed a CPU's caches, and fewer make many small products; on a GPU each
 block costs its launches."""
 

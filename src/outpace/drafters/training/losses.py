@@ -24,8 +24,8 @@ PACE_FLOOR = 0.5  # D-PACE's alpha, by which no acceptance counts as less
 ROWS_AT_ONCE = 1024
 LARGE, KEPT = 65_536, 16_384
 """Ids of a target whose whole head takes most of a drafter's time, and how many are drafted of it by default."""
-FEW_ROWS, MANY_ROWS = 256, 8192
-"""Rows that are scored at a time on a CPU, whose caches more float32 scores would exceed, and on a GPU, where each
+FEW_ROWS, GPU_SCORES = 256, 2**26
+"""Rows that are scored at a time on a CPU, whose caches more float32 scores exceed; and scores on a GPU, where each
 piece costs its launches."""
 
 
