@@ -15,21 +15,47 @@
 #define UNROLL
 #endif
 
-// Rows of a product at a time, as many as registers hold sums for; and from how many on codes are unpacked first, where
-// that costs anything. Products of matrices need codes in pairs, which are made once for all rows.
+// From more rows on, codes are unpacked first. Products of matrices need codes in pairs, which are made once for all rows.
 #if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr int kBlockRows = 8, kMostPacked = 3;
+constexpr int kMostPacked = 3;
 #else
-constexpr int kBlockRows = 4, kMostPacked = 4;
+constexpr int kMostPacked = kMostTileRows;
 #endif
 
-// Rows of activations: 8-bit integers, their scales, sums of 16, and -scale * sum of 32.
+// Rows of activations: 8-bit integers, their scales, sums of 16, and -scale * sum of 32. The rows of a tile alternate:
+// numbers [inputs / 4][R][4], scales [inputs / 32][R]; or they lie behind each other, [R][stride] and [R][inputs / 32].
 struct Parts {
-  const int8_t* numbers;  // [rows][stride]
-  const float* scales;    // [rows][inputs / 32]
-  const float* less;      // [rows][inputs / 32]
-  const int32_t* sums;    // [rows][inputs / 16]
+  const int8_t* numbers;
+  const float *scales, *less;
+  const int32_t* sums;
   int32_t stride, inputs;
+
+  Parts(const Operand& of, int inputs)
+      : numbers((const int8_t*)of.rows), scales(of.scales), less(of.less), sums(of.sums), stride(of.stride), inputs(inputs) {}
+
+  // The rows from one on that begins a tile.
+  Parts from(int first) const {
+    Parts rest = *this;
+    const size_t parts = size_t(first) * (inputs / kPart);
+    rest.numbers += size_t(first) * stride, rest.scales += parts, rest.less += parts, rest.sums += 2 * parts;
+    return rest;
+  }
+
+  // A tile's rows of R, so many parts of 32 inputs on.
+  template <int R>
+  Parts after(int parts) const {
+    constexpr int step = kAlternate ? R : 1;
+    Parts rest = *this;
+    rest.numbers += parts * step * kPart, rest.scales += parts * step, rest.less += parts * step, rest.sums += 2 * parts * step;
+    return rest;
+  }
+
+  // Of row `r` of a tile of R in the first part: four numbers from input `at` on, the place of its scale, a sum of 16.
+  template <int R>
+  const int8_t* four(int r, int at) const { return numbers + (kAlternate ? at * R + 4 * r : size_t(r) * stride + at); }
+  size_t scale_at(int r) const { return kAlternate ? r : size_t(r) * (inputs / kPart); }
+  template <int R>
+  int32_t sum(int r, int half) const { return sums[kAlternate ? half * R + r : size_t(r) * (inputs / 16) + half]; }
 };
 
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__) && defined(__AVXVNNI__)) || !defined(__AVX2__)
@@ -137,31 +163,53 @@ static constexpr int offset_of() {
 #endif
 }
 
-// The integer sums of V vectors of outputs over one part, of which the codes' offset is taken off.
+// How far ahead weights are fetched into the second cache: memory takes longer than hardware looks ahead.
+constexpr int kBytesAhead = 8192;
+
+// Fetch what some groups have of the bytes from `ahead` on of inputs that share a scale. All at once, they would take the
+// buffers that other loads wait for.
+template <class F>
+static inline void fetch_groups(const uint8_t* ahead, int first, int last) {
+  constexpr int groups = F::shared / 4, lines = (F::bytes / F::parts + 63) / 64;  // of 64 bytes
+UNROLL
+  for (int line = lines * first / groups; line < lines * last / groups; ++line) __builtin_prefetch(ahead + 64 * line, 0, 2);
+}
+
+// Of which parts of blocks a tile fetches what lies ahead, so that all tiles of a panel take turns.
+struct Turn {
+  int mask, own;
+
+  Turn(int tile, int tiles) : mask(tiles >= 4 ? 3 : tiles >= 2 ? 1 : 0), own(tile) {}
+  bool has(int part) const { return (part & mask) == own; }
+};
+
+// The integer sums of V vectors of outputs over the inputs from `at` on that share a scale, of which the codes' offset is
+// taken off.
 template <class F, int R, int V, bool Expanded>
-static inline void sum_part(const uint8_t* codes_of, const Parts& x, int first, int part, int at, int v, IntLanes (&whole)[R][V]) {
+static inline void sum_part(const uint8_t* codes_of, const uint8_t* ahead, const Parts& x, int part, int at, int v, IntLanes (&whole)[R][V]) {
   constexpr int groups = F::shared / 4, pairs = groups_of_pairs<F>(), offset = offset_of<F>();
 UNROLL
   for (int r = 0; r < R; ++r) {
     int32_t start = 0;
-    if constexpr (offset != 0) {
-      const int32_t* own = x.sums + size_t(first + r) * (x.inputs / 16) + at / 16;
-      start = -offset * (F::shared == 16 ? own[0] : own[0] + own[1]);
-    }
+    if constexpr (offset != 0)
+      start = -offset * (F::shared == 16 ? x.sum<R>(r, at / 16) : x.sum<R>(r, 0) + x.sum<R>(r, 1));
 UNROLL
     for (int each = 0; each < V; ++each) whole[r][each] = IntLanes{} + start;
   }
 #if defined(__aarch64__)
-  const int8_t* numbers = x.numbers + size_t(first) * x.stride + at;
-  if constexpr (Expanded && kMultipliesMatrices) return add_matrices<F, R, V>(codes_of + part * groups * 128 + v * 32, numbers, x.stride, whole);
+  if constexpr (Expanded && kMultipliesMatrices) {
+    if (ahead) fetch_groups<F>(ahead, 0, groups);
+    return add_matrices<F, R, V>(codes_of + part * groups * 128 + v * 32, x.numbers + at, x.stride, whole);
+  }
 #endif
   const auto take_codes = [&](int group, int each) {
+    if (pairs == 0 && ahead && each == 0) fetch_groups<F>(ahead, group, group + 1);
     if constexpr (Expanded) return load_codes(codes_of + (part * groups + group) * 128 + (v + each) * sizeof(CodeLanes));
     else return codes_at<F>(codes_of, part * groups + group, v + each);
   };
   const auto four_of = [&](int r, int group) {
     int32_t four;
-    std::memcpy(&four, x.numbers + size_t(first + r) * x.stride + at + 4 * group, 4);
+    std::memcpy(&four, x.four<R>(r, at + 4 * group), 4);
     return four;
   };
 #if defined(__aarch64__)
@@ -169,7 +217,7 @@ UNROLL
   for (int group = 0; group < groups; group += 4) {
     Words four[R];
 UNROLL
-    for (int r = 0; r < R; ++r) four[r] = load_words(numbers + size_t(r) * x.stride + 4 * group);
+    for (int r = 0; r < R; ++r) four[r] = load_words(x.four<R>(r, at + 4 * group));
     for_each<4>([&](auto index) INLINE {
 UNROLL
       for (int each = 0; each < V; ++each) {
@@ -193,6 +241,7 @@ UNROLL
     }
   } else {
 #if defined(__AVX2__)
+    if (ahead) fetch_groups<F>(ahead, 0, groups);
 #pragma GCC unroll 2  // more at once, and compilers keep the sums in memory
     for (int begin = 0; begin < groups; begin += pairs) {
       PairLanes sums[R][V] = {};
@@ -215,65 +264,61 @@ UNROLL
 }
 
 // -scale * sum of the integers of a row that share a minimum.
-template <class F>
-static inline float less_of(const Parts& x, int row, size_t index, int at) {
+template <class F, int R>
+static inline float less_of(const Parts& x, int r, int at) {
+  const size_t index = x.scale_at(r);
   if constexpr (F::shared == kPart) return x.less[index];
-  return -x.scales[index] * float(x.sums[size_t(row) * (x.inputs / 16) + at / 16]);
+  return -x.scales[index] * float(x.sum<R>(r, at / 16));
 }
 
-// How far ahead weights are fetched into the second cache: memory takes longer than hardware looks ahead.
-constexpr int kBytesAhead = 8192;
+// Vectors of outputs at a time.
+template <int R>
+static constexpr int outputs_at_once() { return kLanes <= 8 && R == 1 ? 4 : 2; }
 
-// Lines of 64 bytes that are fetched while a block is multiplied.
-struct Lines {
-  const uint8_t* block;
-  int first, last;
-
-  // Fetch those of one of `parts` steps.
-  void fetch(int part, int parts) const {
-    const int count = last - first;
-    for (int line = first + count * part / parts; line < first + count * (part + 1) / parts; ++line)
-      __builtin_prefetch(block + kBytesAhead + 64 * line, 0, 2);
-  }
-};
-
-// A panel's sums over one block at R rows, added to `out`.
+// A panel's sums over some blocks at a tile of R rows, added to `out`. Not inlined: registers are assigned to it alone.
 template <class F, int R, bool Expanded>
-static inline void multiply_block(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first, int input, float (*out)[kOutputs]) {
-  constexpr int V = kLanes <= 8 && R == 1 ? 4 : 2;  // vectors of outputs at a time
+__attribute__((noinline)) static void multiply_blocks(const uint8_t* first, const uint8_t* codes_of, int count, Turn turn, const Parts& rows, float (*out)[kOutputs]) {
+  constexpr int V = outputs_at_once<R>(), pieces = kPart / F::shared;
 UNROLL
   for (int v = 0; v < kBlockVectors; v += V) {
-    Lanes unit[V], least[V], sums[R][V];
+    Lanes sums[R][V];
 UNROLL
     for (int r = 0; r < R; ++r)
 UNROLL
       for (int each = 0; each < V; ++each) sums[r][each] = load(out[r] + (v + each) * kLanes);
-UNROLL
-    for (int each = 0; each < V; ++each) {
-      unit[each] = unit_lanes<F>(block, v + each);
-      if constexpr (F::has_minimum) least[each] = half_lanes(block + F::least_at + 2 * (v + each) * kLanes);
-    }
-    for (int part = 0; part < F::parts; ++part) {
-      const int at = input + part * F::shared;
-      if (v == 0) ahead.fetch(part, F::parts);
-      IntLanes whole[R][V];
-      sum_part<F, R, V, Expanded>(codes_of, x, first, part, at, v, whole);
+    Parts x = rows;
+    const uint8_t *block = first, *codes = codes_of;
+    for (int at = 0; at < count; ++at, block += F::bytes, codes += Expanded ? F::inputs * kOutputs : F::bytes) {
+      Lanes unit[V], least[V];
 UNROLL
       for (int each = 0; each < V; ++each) {
-        const int place = part * kOutputs + (v + each) * kLanes;
-        Lanes scale = unit[each], minimum = {};
-        if constexpr (F::scale != kNone) scale *= byte_lanes<F::scale>(block + F::scales_at + place);
-        if constexpr (F::has_minimum) {
-          if constexpr (F::scale == kPacked) minimum = least[each] * byte_lanes<kPacked>(block + F::scales_at + place, 1);
-          else if constexpr (F::is_super) minimum = least[each] * byte_lanes<kUnsigned>(block + F::minima_at + place);
-          else minimum = -least[each];  // the file's sign is another
-        }
+        unit[each] = unit_lanes<F>(block, v + each);
+        if constexpr (F::has_minimum) least[each] = half_lanes(block + F::least_at + 2 * (v + each) * kLanes);
+      }
+      for (int part = 0; part < F::inputs / kPart; ++part, x = x.after<R>(1)) {
 UNROLL
-        for (int r = 0; r < R; ++r) {
-          const size_t index = size_t(first + r) * (x.inputs / kPart) + at / kPart;
-          Lanes& sum = sums[r][each];
-          sum = fma(__builtin_convertvector(whole[r][each], Lanes), scale * x.scales[index], sum);
-          if constexpr (F::has_minimum) sum = fma(minimum, all(less_of<F>(x, first + r, index, at)), sum);
+        for (int half = 0; half < pieces; ++half) {
+          const int piece = part * pieces + half, input = half * F::shared;
+          IntLanes whole[R][V];
+          const uint8_t* ahead = v == 0 && turn.has(at * F::parts + piece) ? block + kBytesAhead + piece * (F::bytes / F::parts) : nullptr;
+          sum_part<F, R, V, Expanded>(codes, ahead, x, piece, input, v, whole);
+UNROLL
+          for (int each = 0; each < V; ++each) {
+            const int place = piece * kOutputs + (v + each) * kLanes;
+            Lanes scale = unit[each], minimum = {};
+            if constexpr (F::scale != kNone) scale *= byte_lanes<F::scale>(block + F::scales_at + place);
+            if constexpr (F::has_minimum) {
+              if constexpr (F::scale == kPacked) minimum = least[each] * byte_lanes<kPacked>(block + F::scales_at + place, 1);
+              else if constexpr (F::is_super) minimum = least[each] * byte_lanes<kUnsigned>(block + F::minima_at + place);
+              else minimum = -least[each];  // the file's sign is another
+            }
+UNROLL
+            for (int r = 0; r < R; ++r) {
+              Lanes& sum = sums[r][each];
+              sum = fma(__builtin_convertvector(whole[r][each], Lanes), scale * x.scales[x.scale_at(r)], sum);
+              if constexpr (F::has_minimum) sum = fma(minimum, all(less_of<F, R>(x, r, input)), sum);
+            }
+          }
         }
       }
     }
@@ -285,39 +330,31 @@ UNROLL
 }
 
 template <class F, int R, bool Expanded>
-static inline void add_rest(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first,
-                            int count, int input, float (*out)[kOutputs]) {
-  if (count == R) multiply_block<F, R, Expanded>(block, codes_of, ahead, x, first, input, out + first);
-  else if constexpr (R > 1) add_rest<F, R - 1, Expanded>(block, codes_of, ahead, x, first, count, input, out);
+static inline void multiply_tile(int rows, const uint8_t* block, const uint8_t* codes, int count, Turn turn, const Parts& x, int part, float (*out)[kOutputs]) {
+  if (rows == R) multiply_blocks<F, R, Expanded>(block, codes, count, turn, x.after<R>(part), out);
+  else if constexpr (R > 1) multiply_tile<F, R - 1, Expanded>(rows, block, codes, count, turn, x, part, out);
 }
 
-// Of one row, kept in registers through the panel.
-template <class F>
-static inline void multiply_row(const uint8_t* panel, const Parts& x, float* out) {
-  float sums[1][kOutputs] = {};
-  for (int input = 0; input < x.inputs; input += F::inputs, panel += F::bytes)
-    multiply_block<F, 1, false>(panel, panel, {panel, 0, (F::bytes + 63) / 64}, x, 0, input, sums);
-  std::memcpy(out, sums, sizeof sums);
-}
+constexpr int kInputsAtOnce = 256;  // whose codes stay in the nearest cache, unpacked, for all tiles
 
 // The 32 outputs of a panel at all rows.
-static inline void multiply_block_panel(int32_t format, const uint8_t* panel, const Parts& x, int rows, float (*out)[kOutputs]) {
+static inline void multiply_block_panel(int32_t format, const uint8_t* panel, const Parts& x, int rows, int height, float (*out)[kOutputs]) {
   with_form(format, [&](auto form) {
     using F = decltype(form);
-    if (rows == 1) return multiply_row<F>(panel, x, out[0]);
     std::memset(out, 0, sizeof(float) * kOutputs * rows);
-    constexpr bool unpacks = F::planes > 0 || F::has_pairs || F::has_table || kMostPacked < kBlockRows;
+    constexpr bool is_dear = F::planes > 0 || F::has_pairs || F::has_table || (kLanes > 8 && F::codes != kBytes);
+    constexpr bool unpacks = is_dear || kMostPacked < kMostTileRows;
     const bool expands = unpacks && rows > kMostPacked;
-    alignas(64) uint8_t expanded[F::inputs * kOutputs];
-    const uint8_t* block = panel;
-    for (int input = 0; input < x.inputs; input += F::inputs, block += F::bytes) {
-      if (expands) expand<F>(block, expanded);
-      for (int first = 0; first < rows; first += kBlockRows) {
-        constexpr int lines = (F::bytes + 63) / 64;
-        const int count = std::min(kBlockRows, rows - first);
-        const Lines ahead = {block, lines * first / rows, lines * (first + count) / rows};
-        if (expands) add_rest<F, kBlockRows, true>(block, expanded, ahead, x, first, count, input, out);
-        else add_rest<F, kMostPacked, false>(block, block, ahead, x, first, count, input, out);
+    alignas(64) uint8_t expanded[kInputsAtOnce * kOutputs];
+    for (int input = 0; input < x.inputs; input += kInputsAtOnce) {
+      const uint8_t* block = panel + size_t(input / F::inputs) * F::bytes;
+      const int count = std::min(kInputsAtOnce, x.inputs - input) / F::inputs;
+      for (int each = 0; expands && each < count; ++each) expand<F>(block + each * F::bytes, expanded + each * F::inputs * kOutputs);
+      for (int first = 0; first < rows; first += height) {
+        const int own = std::min(height, rows - first);
+        const Turn turn(first / height, (rows + height - 1) / height);
+        if (expands) multiply_tile<F, kMostTileRows, true>(own, block, expanded, count, turn, x.from(first), input / kPart, out + first);
+        else multiply_tile<F, kMostPacked, false>(own, block, block, count, turn, x.from(first), input / kPart, out + first);
       }
     }
   });

@@ -48,8 +48,8 @@ struct Space {
     const size_t parts = size_t(rows) * (inputs / kPart + 1);
     scales.resize(parts), less.resize(parts), sums.resize(2 * parts);
   }
-  Operand operand(const Matrix& m) {
-    return {numbers.data(), scales.data(), less.data(), sums.data(), operand_stride(m.inputs)};
+  Operand operand(const Matrix& m, int rows) {
+    return {numbers.data(), scales.data(), less.data(), sums.data(), operand_stride(m.inputs), rows};
   }
 };
 
@@ -71,7 +71,7 @@ struct Work {
 // Rows [rows, width] made the left side of a product, through a norm where there is one.
 static inline void prepare_rows(Team& team, const float* from, int rows, const float* norm, float eps, const Matrix& m, Space& space,
                   float* buffer) {
-  const Operand to = space.operand(m);
+  const Operand to = space.operand(m, rows);
   team.share(rows, [&](int row) {
     const float* source = from + size_t(row) * m.inputs;
     float* own = buffer + size_t(row) * m.inputs;
@@ -85,10 +85,10 @@ static inline void prepare_rows(Team& team, const float* from, int rows, const f
 static inline void add_product(Team& team, const Matrix& m, Space& space, const float* norm, float eps, int rows, float* x,
                  float* added) {
   if (!norm) {
-    multiply(team, m, space.operand(m), rows, true, x, m.outputs);
+    multiply(team, m, space.operand(m, rows), true, x, m.outputs);
     return;
   }
-  multiply(team, m, space.operand(m), rows, false, added, m.outputs);
+  multiply(team, m, space.operand(m, rows), false, added, m.outputs);
   team.share(rows, [&](int row) {
     float *own = added + size_t(row) * m.outputs, *to = x + size_t(row) * m.outputs;
     rms_norm(own, norm, eps, m.outputs, own);
@@ -135,7 +135,7 @@ static inline void prepare_attention(Team& team, const Decoder& d, const Layer& 
     prepare_rows(team, pass.x, pass.rows, layer.before_attention, d.eps, layer.qkv, work.space, work.buffer.data());
     return;
   }
-  const Operand to = work.space.operand(layer.qkv);
+  const Operand to = work.space.operand(layer.qkv, pass.rows);
   team.share(pass.rows, [&](int row) {
     const size_t at = size_t(row) * d.hidden;
     float* own = &work.buffer[2 * at];
@@ -151,7 +151,7 @@ static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int
   const int width = d.head_dim, rows = pass.rows, all = (d.heads + 2 * d.kv_heads) * width;
   float* buffer = work.buffer.data();
   prepare_attention(team, d, layer, pass, work);
-  multiply(team, layer.qkv, work.space.operand(layer.qkv), rows, false, work.qkv.data(), all);
+  multiply(team, layer.qkv, work.space.operand(layer.qkv, rows), false, work.qkv.data(), all);
   team.share(rows, [&](int row) {
     float* own = &work.qkv[size_t(row) * all];
     turn_heads(d, layer, pass, row, layer.q_norm, d.heads, own);
@@ -165,8 +165,8 @@ static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int
   add_product(team, layer.o, work.space, layer.after_attention, d.eps, rows, pass.x, work.added.data());
   prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space, buffer);
   const int inner = d.intermediate;
-  multiply(team, layer.gate_up, work.space.operand(layer.gate_up), rows, false, work.gate_up.data(), 2 * inner);
-  const Operand to = work.space.operand(layer.down);
+  multiply(team, layer.gate_up, work.space.operand(layer.gate_up, rows), false, work.gate_up.data(), 2 * inner);
+  const Operand to = work.space.operand(layer.down, rows);
   team.share(rows, [&](int row) {
     float* own = buffer + size_t(row) * inner;
     gate(&work.gate_up[size_t(row) * 2 * inner], inner, d.activation, own);

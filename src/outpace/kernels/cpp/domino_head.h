@@ -66,7 +66,7 @@ static inline void store_some(float* to, Lanes lanes, int count) {
 // Rows behind pointers, made the left side of a product.
 static inline void prepare_each(Team& team, const float* const* from, int rows, const Matrix& m, Space& space,
                                 float* buffer) {
-  const Operand to = space.operand(m);
+  const Operand to = space.operand(m, rows);
   team.share(rows, [&](int row) {
     float* own = buffer + size_t(row) * m.inputs;
     std::memcpy(own, from[row], sizeof(float) * m.inputs);
@@ -79,10 +79,10 @@ static inline void step(Team& team, const CausalHead& head, const Correction& at
   const int rows = at.rows, gates = 3 * head.state, joint = head.hidden + head.state;
   float* joined = work.joined.data();
   prepare_rows(team, at.embeddings, rows, nullptr, 0, head.of_input, work.space, joined);
-  multiply(team, head.of_input, work.space.operand(head.of_input), rows, false, work.of_input.data(), gates);
+  multiply(team, head.of_input, work.space.operand(head.of_input, rows), false, work.of_input.data(), gates);
   prepare_each(team, at.before, rows, head.of_state, work.space, joined);
-  multiply(team, head.of_state, work.space.operand(head.of_state), rows, false, work.of_state.data(), gates);
-  const Operand to = work.space.operand(head.down);
+  multiply(team, head.of_state, work.space.operand(head.of_state, rows), false, work.of_state.data(), gates);
+  const Operand to = work.space.operand(head.down, rows);
   team.share(rows, [&](int row) {
     const float *input = &work.of_input[size_t(row) * gates], *old = &work.of_state[size_t(row) * gates];
     const float* before = at.before[row];
@@ -107,8 +107,8 @@ static inline void correct(Team& team, const CausalHead& head, const Correction&
   step(team, head, at, work);
   team.share(rows, [&](int row) { std::memcpy(logits + size_t(row) * ids, at.base[row], sizeof(float) * ids); });
   if (at.outputs) {
-    multiply(team, head.down, work.space.operand(head.down), rows, false, work.low.data(), head.rank);
-    const Operand low = work.space.operand(head.up);
+    multiply(team, head.down, work.space.operand(head.down, rows), false, work.low.data(), head.rank);
+    const Operand low = work.space.operand(head.up, rows);
     team.share(rows, [&](int row) {
       const float* own = &work.low[size_t(row) * head.rank];
       float* gated = joined + size_t(row) * head.rank;
@@ -118,7 +118,7 @@ static inline void correct(Team& team, const CausalHead& head, const Correction&
       });
       prepare(gated, head.rank, head.up.kind, head.up.block, low, row);
     });
-    multiply(team, head.up, low, rows, true, logits, ids);
+    multiply(team, head.up, low, true, logits, ids);
   }
   if (!at.best) return;
   if (at.draws) compute_noise(team, *at.draws, ids, work.noise.data());

@@ -92,7 +92,7 @@ EXPORT void outpace_linear(const Matrix* matrix, const float* from, int32_t rows
   own.buffer.resize(size_t(rows) * matrix->inputs);
   pool().run(threads, [&](Team& team) {
     prepare_rows(team, from, rows, nullptr, 0, *matrix, own.space, own.buffer.data());
-    multiply(team, *matrix, own.space.operand(*matrix), rows, false, to, outputs_of(*matrix));
+    multiply(team, *matrix, own.space.operand(*matrix, rows), false, to, outputs_of(*matrix));
   });
 }
 
@@ -127,7 +127,7 @@ EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, flo
         }
         std::memcpy(row.data(), weight + size_t(index) * m->inputs, sizeof(float) * m->inputs);
         int32_t total;
-        const Operand to = {numbers.data(), scales + index, nullptr, &total, stride};
+        const Operand to = {numbers.data(), scales + index, nullptr, &total, stride, 1};
         prepare(row.data(), m->inputs, m->kind, m->block, to, 0);
         for (int k = 0; k < m->inputs; ++k) {
           const size_t at = (size_t(k / together) * kPanel + output) * together + k % together;

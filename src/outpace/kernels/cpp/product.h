@@ -230,16 +230,13 @@ static inline void panel_rest(const Matrix& m, const Operand& from, int panel, i
 constexpr int kMostBlockRows = 64;  // whose results fit the nearest cache
 
 // As `panel_rows` for all rows, of a matrix in a format of files.
-static inline void block_panel_rows(const Matrix& m, const Operand& from, int panel, int rows, bool add, float* to,
-                                    int stride) {
+static inline void block_panel_rows(const Matrix& m, const Operand& from, int panel, bool add, float* to, int stride) {
   const uint8_t* weights = (const uint8_t*)m.panels + panel * panel_bytes(m);
-  for (int first = 0; first < rows; first += kMostBlockRows) {
-    const int count = std::min(kMostBlockRows, rows - first), parts = m.inputs / kPart;
-    const size_t part = size_t(first) * parts;
-    const Parts x = {(const int8_t*)from.rows + size_t(first) * from.stride, from.scales + part, from.less + part,
-                     from.sums + 2 * part, from.stride, m.inputs};
+  const int height = tile_height(from.count), most = kMostBlockRows / height * height;
+  for (int first = 0; first < from.count; first += most) {
+    const int count = std::min(most, from.count - first);
     float out[kMostBlockRows][kPanel];
-    multiply_block_panel(m.kind - kFromFile, weights, x, count, out);
+    multiply_block_panel(m.kind - kFromFile, weights, Parts(from, m.inputs).from(first), count, height, out);
     store_panel(m, panel, out, count, add, to + size_t(first) * stride, stride);
   }
 }
@@ -252,8 +249,7 @@ static inline int panels_of(const Matrix& m) { return (m.outputs + kPanel - 1) /
 static inline int outputs_of(const Matrix& m) { return m.outputs + (m.next ? outputs_of(*m.next) : 0); }
 
 // to[row] (+)= weight * from[row] + bias for all rows.
-static inline void multiply(Team& team, const Matrix& m, const Operand& from, int rows, bool add, float* to,
-                            int stride) {
+static inline void multiply(Team& team, const Matrix& m, const Operand& from, bool add, float* to, int stride) {
   int panels = 0;
   for (const Matrix* each = &m; each; each = each->next) panels += panels_of(*each);
   const int together = std::max(1, std::min(int(kBytesTogether / panel_bytes(m)), panels / (4 * team.size)));
@@ -264,11 +260,11 @@ static inline void multiply(Team& team, const Matrix& m, const Operand& from, in
       int panel = index;
       for (; panel >= panels_of(*own); own = own->next) panel -= panels_of(*own), place += own->outputs;
       if (is_from_file(own->kind)) {
-        block_panel_rows(*own, from, panel, rows, add, place, stride);
+        block_panel_rows(*own, from, panel, add, place, stride);
         continue;
       }
-      for (int first = 0; first < rows; first += kRowsAtOnce)
-        panel_rest<kRowsAtOnce>(*own, from, panel, first, std::min(kRowsAtOnce, rows - first), add, place, stride);
+      for (int first = 0; first < from.count; first += kRowsAtOnce)
+        panel_rest<kRowsAtOnce>(*own, from, panel, first, std::min(kRowsAtOnce, from.count - first), add, place, stride);
     }
   });
 }

@@ -134,10 +134,36 @@ struct Operand {
   float* scales;  // int8: of each row; formats of files: of each 32 numbers
   float* less;    // formats of files: -scale * sum of each 32 integers
   int32_t* sums;  // int8: of each row's integers; formats of files: of each 16
-  int32_t stride;
+  int32_t stride, count;
 };
 
 constexpr int kPart = 32;  // numbers of a row that share a scale, in products with formats of files
+
+// Such a product takes rows in tiles, of nearly equal height and at most as many as registers hold sums for.
+#if defined(__AVX512VNNI__) || (defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8))
+constexpr int kMostTileRows = 8;
+#else
+constexpr int kMostTileRows = 4;
+#endif
+constexpr bool kAlternate = kWords == 1;  // a tile's rows, word by word: one address finds all. NEON reads four words
+
+// Rows of each tile but the last.
+static inline int tile_height(int rows) {
+  const int tiles = (rows + kMostTileRows - 1) / kMostTileRows;
+  return (rows + tiles - 1) / tiles;
+}
+
+// Where a row's numbers are, so many together: from `first` on, `step` from one such group to the next.
+struct RowPlace {
+  size_t first;
+  int step;
+};
+
+static inline RowPlace place_of_row(int row, int rows, int numbers, int together) {
+  if (!kAlternate) return {size_t(row) * numbers, together};
+  const int height = tile_height(rows), start = row / height * height;
+  return {size_t(start) * numbers + (row - start) * together, std::min(height, rows - start) * together};
+}
 
 static inline int padded(int width) { return (width + 63) / 64 * 64; }
 
@@ -145,8 +171,12 @@ static inline int padded(int width) { return (width + 63) / 64 * 64; }
 static inline int operand_stride(int width) { return padded(width) + 64; }
 
 // Round a row to integers, to the nearest; the largest of each 32 becomes 127 or -127.
-static inline void into_parts(const float* row, int inputs, int8_t* numbers, float* scales, float* less, int32_t* sums) {
-  for (int part = 0; part < inputs / kPart; ++part) {
+static inline void into_parts(const float* row, int inputs, const Operand& to, int index) {
+  const int parts = inputs / kPart;
+  const RowPlace words = place_of_row(index, to.count, to.stride, 4), each = place_of_row(index, to.count, parts, 1);
+  const RowPlace halves = place_of_row(index, to.count, 2 * parts, 1);
+  int8_t* numbers = (int8_t*)to.rows + words.first;
+  for (int part = 0; part < parts; ++part) {
     const float most = largest_magnitude(row + part * kPart, kPart);
     const float inverse = most > 0 ? 127.0f / most : 0.0f;
     int32_t total = 0;
@@ -156,16 +186,18 @@ static inline void into_parts(const float* row, int inputs, int8_t* numbers, flo
         const int place = part * kPart + half * 16 + at;
         const IntLanes whole = rounded(load(row + place) * inverse);
         const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
-        std::memcpy(numbers + place, &bytes, sizeof bytes);
+        for (int word = 0; word < kLanes / 4; ++word)
+          std::memcpy(numbers + (place / 4 + word) * words.step, (const char*)&bytes + 4 * word, 4);
         own += whole;
       }
       int32_t sum = 0;
       for (int lane = 0; lane < kLanes; ++lane) sum += own[lane];
-      sums[2 * part + half] = sum;
+      to.sums[halves.first + (2 * part + half) * halves.step] = sum;
       total += sum;
     }
-    scales[part] = most / 127.0f;
-    less[part] = -scales[part] * float(total);
+    const float scale = most / 127.0f;
+    to.scales[each.first + part * each.step] = scale;
+    to.less[each.first + part * each.step] = -scale * float(total);
   }
 }
 
@@ -196,8 +228,7 @@ static inline float into_bytes(const float* row, int width, int8_t* out, int32_t
 static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {
   const size_t start = size_t(index) * to.stride;
   if (is_from_file(kind)) {
-    const size_t part = size_t(index) * (width / kPart);
-    into_parts(row, width, (int8_t*)to.rows + start, to.scales + part, to.less + part, to.sums + 2 * part);
+    into_parts(row, width, to, index);
   } else if (kind == kFloat32 || kind == kWidened || kind == kHalves) {
     float* out = (float*)to.rows + start;
     std::memcpy(out, row, sizeof(float) * width);
