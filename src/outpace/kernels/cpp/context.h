@@ -18,8 +18,7 @@ static inline Matrix results_from(const Matrix& m, int first) {
 static inline void file_context(Team& team, const Decoder& d, const Matrix& fc, const float* norm, const float* features,
                                 const Pass& pass, Work& work) {
   const int rows = pass.rows, width = 2 * d.kv_heads * d.head_dim;
-  float* buffer = work.buffer.data();
-  prepare_rows(team, features, rows, nullptr, 0, fc, work.space, buffer);
+  prepare_rows(team, features, rows, nullptr, 0, fc, work.space);
   multiply(team, fc, work.space.operand(fc, rows), false, pass.x, d.hidden);
   team.share(rows, [&](int row) {
     float* own = pass.x + size_t(row) * d.hidden;
@@ -27,7 +26,7 @@ static inline void file_context(Team& team, const Decoder& d, const Matrix& fc, 
   });
   for (int index = 0; index < d.count; ++index) {
     const Matrix kv = results_from(d.layers[index].qkv, d.heads * d.head_dim);
-    if (index == 0) prepare_rows(team, pass.x, rows, nullptr, 0, kv, work.space, buffer);  // the same for all layers
+    if (index == 0) prepare_rows(team, pass.x, rows, nullptr, 0, kv, work.space);  // the same for all layers
     multiply(team, kv, work.space.operand(kv, rows), false, work.qkv.data(), width);
     team.share(rows, [&](int row) { place_keys(d, pass, index, row, &work.qkv[size_t(row) * width]); });
   }

@@ -55,29 +55,53 @@ struct Space {
 
 struct Work {
   Space space;
-  std::vector<float> qkv, attended, gate_up, added, buffer, sums;
+  std::vector<float> qkv, attended, gate_up, added, sums;
 
   void grow(const Decoder& d, int rows, int inputs = 0) {
-    const int widest = std::max({2 * d.hidden, d.intermediate, d.heads * d.head_dim, inputs});
-    space.grow(rows, widest);
+    space.grow(rows, std::max({2 * d.hidden, d.intermediate, d.heads * d.head_dim, inputs}));
     qkv.resize(size_t(rows) * (d.heads + 2 * d.kv_heads) * d.head_dim);
     attended.resize(size_t(rows) * d.heads * d.head_dim);
     gate_up.resize(size_t(rows) * 2 * d.intermediate);
     added.resize(size_t(rows) * d.hidden);
-    buffer.resize(size_t(rows) * widest);
   }
 };
 
-// Rows [rows, width] made the left side of a product, through a norm where there is one.
-static inline void prepare_rows(Team& team, const float* from, int rows, const float* norm, float eps, const Matrix& m, Space& space,
-                  float* buffer) {
+// Room for a row, of each thread its own: what all threads write wanders between their caches.
+static inline float* row_space(int width) {
+  static thread_local std::vector<float> numbers;
+  if (numbers.size() < size_t(width)) numbers.resize(width);
+  return numbers.data();
+}
+
+// Rows made the left side of a product. `fill(row, first, last, to)` gives numbers of a row.
+template <class Fill>
+static inline void prepare_each(Team& team, const Matrix& m, int rows, Space& space, Fill fill) {
   const Operand to = space.operand(m, rows);
-  team.share(rows, [&](int row) {
-    const float* source = from + size_t(row) * m.inputs;
-    float* own = buffer + size_t(row) * m.inputs;
-    if (norm) rms_norm(source, norm, eps, m.inputs, own);
-    else std::memcpy(own, source, sizeof(float) * m.inputs);
-    prepare(own, m.inputs, m.kind, m.block, to, row);
+  if (!is_from_file(m.kind)) {
+    team.share(rows, [&](int row) {
+      float* own = row_space(m.inputs);
+      fill(row, 0, m.inputs, own);
+      prepare(own, m.inputs, m.kind, m.block, to, row);
+    });
+    return;
+  }
+  const int parts = m.inputs / kPart;
+  team.share(team.size, [&](int piece) {  // some inputs of all rows, for a tile's rows lie in the same lines of a cache
+    const int first = parts * piece / team.size, last = parts * (piece + 1) / team.size;
+    float* own = row_space((last - first) * kPart);
+    for (int row = 0; row < rows; ++row) {
+      fill(row, first * kPart, last * kPart, own);
+      into_parts(own, first, last, parts, to, row);
+    }
+  });
+}
+
+// The same of rows [rows, inputs], through a norm where there is one.
+static inline void prepare_rows(Team& team, const float* from, int rows, const float* norm, float eps, const Matrix& m, Space& space) {
+  prepare_each(team, m, rows, space, [&](int row, int first, int last, float* to) {
+    const float* own = from + size_t(row) * m.inputs;
+    if (norm) rms_norm(own, norm, eps, m.inputs, first, last, to);
+    else std::memcpy(to, own + first, sizeof(float) * (last - first));
   });
 }
 
@@ -132,24 +156,26 @@ static inline void place_keys(const Decoder& d, const Pass& pass, int index, int
 // What a layer's attention reads of the rows, made the left side of its product.
 static inline void prepare_attention(Team& team, const Decoder& d, const Layer& layer, const Pass& pass, Work& work) {
   if (!layer.embedding_norm) {
-    prepare_rows(team, pass.x, pass.rows, layer.before_attention, d.eps, layer.qkv, work.space, work.buffer.data());
+    prepare_rows(team, pass.x, pass.rows, layer.before_attention, d.eps, layer.qkv, work.space);
     return;
   }
-  const Operand to = work.space.operand(layer.qkv, pass.rows);
+  const int width = d.hidden;
+  prepare_each(team, layer.qkv, pass.rows, work.space, [&](int row, int first, int last, float* to) {
+    const size_t at = size_t(row) * width;
+    const int middle = std::clamp(width, first, last);
+    rms_norm(pass.embeddings + at, layer.embedding_norm, d.eps, width, first, middle, to);
+    rms_norm(pass.x + at, layer.before_attention, d.eps, width, middle - width, last - width, to + middle - first);
+  });
+  if (!d.adds_to_normed) return;
   team.share(pass.rows, [&](int row) {
-    const size_t at = size_t(row) * d.hidden;
-    float* own = &work.buffer[2 * at];
-    rms_norm(pass.embeddings + at, layer.embedding_norm, d.eps, d.hidden, own);
-    rms_norm(pass.x + at, layer.before_attention, d.eps, d.hidden, own + d.hidden);
-    if (d.adds_to_normed) std::memcpy(pass.x + at, own + d.hidden, sizeof(float) * d.hidden);
-    prepare(own, 2 * d.hidden, layer.qkv.kind, layer.qkv.block, to, row);
+    float* own = pass.x + size_t(row) * width;
+    rms_norm(own, layer.before_attention, d.eps, width, own);
   });
 }
 
 static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int index, Work& work) {
   const Layer& layer = d.layers[index];
   const int width = d.head_dim, rows = pass.rows, all = (d.heads + 2 * d.kv_heads) * width;
-  float* buffer = work.buffer.data();
   prepare_attention(team, d, layer, pass, work);
   multiply(team, layer.qkv, work.space.operand(layer.qkv, rows), false, work.qkv.data(), all);
   team.share(rows, [&](int row) {
@@ -161,16 +187,14 @@ static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int
   const Attention attention = {pass.kv,    pass.parts, pass.part_count, index, d.heads, d.kv_heads, layer.sight, work.qkv.data(),
                                work.attended.data(), all, d.heads * width};
   attend_parts(team, attention, work.sums.data());
-  prepare_rows(team, work.attended.data(), rows, nullptr, 0, layer.o, work.space, buffer);
+  prepare_rows(team, work.attended.data(), rows, nullptr, 0, layer.o, work.space);
   add_product(team, layer.o, work.space, layer.after_attention, d.eps, rows, pass.x, work.added.data());
-  prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space, buffer);
+  prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space);
   const int inner = d.intermediate;
   multiply(team, layer.gate_up, work.space.operand(layer.gate_up, rows), false, work.gate_up.data(), 2 * inner);
-  const Operand to = work.space.operand(layer.down, rows);
-  team.share(rows, [&](int row) {
-    float* own = buffer + size_t(row) * inner;
-    gate(&work.gate_up[size_t(row) * 2 * inner], inner, d.activation, own);
-    prepare(own, inner, layer.down.kind, layer.down.block, to, row);
+  prepare_each(team, layer.down, rows, work.space, [&](int row, int first, int last, float* to) {
+    const float* own = &work.gate_up[size_t(row) * 2 * inner + first];
+    gate(own, own + inner, last - first, d.activation, to);
   });
   add_product(team, layer.down, work.space, layer.after_mlp, d.eps, rows, pass.x, work.added.data());
 }

@@ -26,17 +26,15 @@ struct Correction {
 
 struct HeadWork {
   Space space;
-  std::vector<float> of_input, of_state, joined, low, logits, noise;
+  std::vector<float> of_input, of_state, low, logits, noise;
 
   void grow(const CausalHead& head, const Correction& at) {
     const int rows = at.rows;
     if (!at.logits) logits.resize(size_t(rows) * head.up.outputs);
     if (at.draws) noise.resize(size_t(at.draws->count) * head.up.outputs);
-    const int joint = head.hidden + head.state;
-    space.grow(rows, std::max(joint, head.rank));
+    space.grow(rows, std::max(head.hidden + head.state, head.rank));
     of_input.resize(size_t(rows) * 3 * head.state);
     of_state.resize(size_t(rows) * 3 * head.state);
-    joined.resize(size_t(rows) * std::max(joint, head.rank));
     low.resize(size_t(rows) * head.rank);
   }
 };
@@ -63,26 +61,15 @@ static inline void store_some(float* to, Lanes lanes, int count) {
   else std::memcpy(to, &lanes, sizeof(float) * count);
 }
 
-// Rows behind pointers, made the left side of a product.
-static inline void prepare_each(Team& team, const float* const* from, int rows, const Matrix& m, Space& space,
-                                float* buffer) {
-  const Operand to = space.operand(m, rows);
-  team.share(rows, [&](int row) {
-    float* own = buffer + size_t(row) * m.inputs;
-    std::memcpy(own, from[row], sizeof(float) * m.inputs);
-    prepare(own, m.inputs, m.kind, m.block, to, row);
-  });
-}
-
 // The states after one more token, and the operand of the low-rank product.
 static inline void step(Team& team, const CausalHead& head, const Correction& at, HeadWork& work) {
-  const int rows = at.rows, gates = 3 * head.state, joint = head.hidden + head.state;
-  float* joined = work.joined.data();
-  prepare_rows(team, at.embeddings, rows, nullptr, 0, head.of_input, work.space, joined);
+  const int rows = at.rows, gates = 3 * head.state;
+  prepare_rows(team, at.embeddings, rows, nullptr, 0, head.of_input, work.space);
   multiply(team, head.of_input, work.space.operand(head.of_input, rows), false, work.of_input.data(), gates);
-  prepare_each(team, at.before, rows, head.of_state, work.space, joined);
+  prepare_each(team, head.of_state, rows, work.space, [&](int row, int first, int last, float* to) {
+    std::memcpy(to, at.before[row] + first, sizeof(float) * (last - first));
+  });
   multiply(team, head.of_state, work.space.operand(head.of_state, rows), false, work.of_state.data(), gates);
-  const Operand to = work.space.operand(head.down, rows);
   team.share(rows, [&](int row) {
     const float *input = &work.of_input[size_t(row) * gates], *old = &work.of_state[size_t(row) * gates];
     const float* before = at.before[row];
@@ -93,32 +80,30 @@ static inline void step(Team& team, const CausalHead& head, const Correction& at
       const Lanes candidate = 2.0f * sigmoid(2.0f * (gate(input, 2) + reset * gate(old, 2))) - 1.0f;  // tanh
       store_some(after + n, candidate + update * (load_some(before + n, count) - candidate), count);
     });
-    if (!at.outputs) return;
-    float* own = joined + size_t(row) * joint;
-    std::memcpy(own, at.outputs[row], sizeof(float) * head.hidden);
-    std::memcpy(own + head.hidden, after, sizeof(float) * head.state);
-    prepare(own, joint, head.down.kind, head.down.block, to, row);
+  });
+  if (!at.outputs) return;
+  prepare_each(team, head.down, rows, work.space, [&](int row, int first, int last, float* to) {
+    const int middle = std::clamp(head.hidden, first, last);
+    std::memcpy(to, at.outputs[row] + first, sizeof(float) * (middle - first));
+    std::memcpy(to + middle - first, at.after + size_t(row) * head.state + middle - head.hidden, sizeof(float) * (last - middle));
   });
 }
 
 static inline void correct(Team& team, const CausalHead& head, const Correction& at, HeadWork& work) {
   const int rows = at.rows, ids = head.up.outputs;
-  float *logits = at.logits ? at.logits : work.logits.data(), *joined = work.joined.data();
+  float* logits = at.logits ? at.logits : work.logits.data();
   step(team, head, at, work);
   team.share(rows, [&](int row) { std::memcpy(logits + size_t(row) * ids, at.base[row], sizeof(float) * ids); });
   if (at.outputs) {
     multiply(team, head.down, work.space.operand(head.down, rows), false, work.low.data(), head.rank);
-    const Operand low = work.space.operand(head.up, rows);
-    team.share(rows, [&](int row) {
-      const float* own = &work.low[size_t(row) * head.rank];
-      float* gated = joined + size_t(row) * head.rank;
-      each_vector(head.rank, [&](int n, int count) {
+    prepare_each(team, head.up, rows, work.space, [&](int row, int first, int last, float* to) {
+      const float* own = &work.low[size_t(row) * head.rank + first];
+      each_vector(last - first, [&](int n, int count) {
         const Lanes x = load_some(own + n, count);
-        store_some(gated + n, x * sigmoid(x), count);
+        store_some(to + n, x * sigmoid(x), count);
       });
-      prepare(gated, head.rank, head.up.kind, head.up.block, low, row);
     });
-    multiply(team, head.up, low, true, logits, ids);
+    multiply(team, head.up, work.space.operand(head.up, rows), true, logits, ids);
   }
   if (!at.best) return;
   if (at.draws) compute_noise(team, *at.draws, ids, work.noise.data());

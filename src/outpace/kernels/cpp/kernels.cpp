@@ -89,9 +89,8 @@ EXPORT void outpace_linear(const Matrix* matrix, const float* from, int32_t rows
   static thread_local Work work;
   Work& own = work;
   own.space.grow(rows, matrix->inputs);
-  own.buffer.resize(size_t(rows) * matrix->inputs);
   pool().run(threads, [&](Team& team) {
-    prepare_rows(team, from, rows, nullptr, 0, *matrix, own.space, own.buffer.data());
+    prepare_rows(team, from, rows, nullptr, 0, *matrix, own.space);
     multiply(team, *matrix, own.space.operand(*matrix, rows), false, to, outputs_of(*matrix));
   });
 }

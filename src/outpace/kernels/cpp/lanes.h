@@ -80,6 +80,16 @@ static inline float sum(Lanes lanes) {
 #endif
 }
 
+static inline int32_t sum(IntLanes lanes) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)lanes);  // where compilers take the lanes out one by one
+#else
+  int32_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
+  return total;
+#endif
+}
+
 static inline float largest(Lanes lanes) {
 #if defined(__aarch64__)
   return vmaxnmvq_f32((float32x4_t)lanes);
@@ -110,6 +120,16 @@ static inline Lanes exponential(Lanes x) {
   p = fma(p, rest * rest, rest + 1.0f);
   IntLanes power = (__builtin_convertvector(n, IntLanes) + 127) << 23;
   return p * (Lanes)power;
+}
+
+// Numbers that fit a byte, one behind the other.
+static inline void store_bytes(int8_t* to, IntLanes lanes) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)lanes));
+#else
+  const ByteLanes bytes = __builtin_convertvector(lanes, ByteLanes);
+  std::memcpy(to, &bytes, sizeof bytes);
+#endif
 }
 
 #define INLINE __attribute__((always_inline))  // of lambdas: those that are called keep what they name in memory

@@ -31,10 +31,14 @@ static inline float mean_square(const float* row, int width) {
   return (sum(total) + rest) / float(width);
 }
 
-// out = row / rms(row) * weight
-static inline void rms_norm(const float* row, const float* weight, float eps, int width, float* out) {
+// Numbers `first` to `last` of row / rms(row) * weight.
+static inline void rms_norm(const float* row, const float* weight, float eps, int width, int first, int last, float* out) {
   const float scale = 1.0f / std::sqrt(mean_square(row, width) + eps);
-  for (int at = 0; at < width; ++at) out[at] = row[at] * scale * weight[at];
+  for (int at = first; at < last; ++at) *out++ = row[at] * scale * weight[at];
+}
+
+static inline void rms_norm(const float* row, const float* weight, float eps, int width, float* out) {
+  rms_norm(row, weight, eps, width, 0, width, out);
 }
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
@@ -46,16 +50,15 @@ static inline Lanes activate(Lanes x, int32_t activation) {
   return x / (1.0f + exponential(smaller(-t, all(87.0f))));
 }
 
-// out = activation(gate) * up, both behind each other in `row`.
-static inline void gate(const float* row, int width, int32_t activation, float* out) {
+// out = activation(gate) * up
+static inline void gate(const float* gates, const float* ups, int count, int32_t activation, float* out) {
   int at = 0;
-  for (; at + kLanes <= width; at += kLanes)
-    store(out + at, activate(load(row + at), activation) * load(row + width + at));
-  if (at < width) {
-    float gates[kLanes] = {};
-    std::memcpy(gates, row + at, sizeof(float) * (width - at));
-    store(gates, activate(load(gates), activation));
-    for (int lane = 0; at < width; ++lane, ++at) out[at] = gates[lane] * row[width + at];
+  for (; at + kLanes <= count; at += kLanes) store(out + at, activate(load(gates + at), activation) * load(ups + at));
+  if (at < count) {
+    float rest[kLanes] = {};
+    std::memcpy(rest, gates + at, sizeof(float) * (count - at));
+    store(rest, activate(load(rest), activation));
+    for (int lane = 0; at < count; ++lane, ++at) out[at] = rest[lane] * ups[at];
   }
 }
 
@@ -170,30 +173,29 @@ static inline int padded(int width) { return (width + 63) / 64 * 64; }
 // Rows start at unlike places of a page: where all start at one, they take each other's places in the nearest cache.
 static inline int operand_stride(int width) { return padded(width) + 64; }
 
-// Round a row to integers, to the nearest; the largest of each 32 becomes 127 or -127.
-static inline void into_parts(const float* row, int inputs, const Operand& to, int index) {
-  const int parts = inputs / kPart;
+// Round parts `first` to `last` of a row to integers, to the nearest; the largest of each 32 becomes 127 or -127.
+static inline void into_parts(const float* from, int first, int last, int parts, const Operand& to, int index) {
   const RowPlace words = place_of_row(index, to.count, to.stride, 4), each = place_of_row(index, to.count, parts, 1);
   const RowPlace halves = place_of_row(index, to.count, 2 * parts, 1);
   int8_t* numbers = (int8_t*)to.rows + words.first;
-  for (int part = 0; part < parts; ++part) {
-    const float most = largest_magnitude(row + part * kPart, kPart);
+  for (int part = first; part < last; ++part, from += kPart) {
+    const float most = largest_magnitude(from, kPart);
     const float inverse = most > 0 ? 127.0f / most : 0.0f;
     int32_t total = 0;
     for (int half = 0; half < 2; ++half) {
       IntLanes own = {};
       for (int at = 0; at < 16; at += kLanes) {
-        const int place = part * kPart + half * 16 + at;
-        const IntLanes whole = rounded(load(row + place) * inverse);
-        const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
+        const int place = half * 16 + at;
+        const IntLanes whole = rounded(load(from + place) * inverse);
+        int8_t bytes[kLanes];
+        store_bytes(bytes, whole);
         for (int word = 0; word < kLanes / 4; ++word)
-          std::memcpy(numbers + (place / 4 + word) * words.step, (const char*)&bytes + 4 * word, 4);
+          std::memcpy(numbers + ((part * kPart + place) / 4 + word) * words.step, bytes + 4 * word, 4);
         own += whole;
       }
-      int32_t sum = 0;
-      for (int lane = 0; lane < kLanes; ++lane) sum += own[lane];
-      to.sums[halves.first + (2 * part + half) * halves.step] = sum;
-      total += sum;
+      const int32_t found = sum(own);
+      to.sums[halves.first + (2 * part + half) * halves.step] = found;
+      total += found;
     }
     const float scale = most / 127.0f;
     to.scales[each.first + part * each.step] = scale;
@@ -203,33 +205,30 @@ static inline void into_parts(const float* row, int inputs, const Operand& to, i
 
 // Round a row to integers, to the nearest; the largest becomes 127 or -127. Returns what they are multiples of.
 // Python reference: outpace.lib.int8.rounded_rows.
-static inline float into_bytes(const float* row, int width, int8_t* out, int32_t* sum) {
+static inline float into_bytes(const float* row, int width, int8_t* out, int32_t* total) {
   const float most = largest_magnitude(row, width);
   const float unit = most > 0 ? most / 127.0f : 1.0f, inverse = 1.0f / unit;
   IntLanes sums = {};
   int at = 0;
   for (; at + kLanes <= width; at += kLanes) {
     const IntLanes whole = rounded(load(row + at) * inverse);
-    const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
-    std::memcpy(out + at, &bytes, sizeof bytes);
+    store_bytes(out + at, whole);
     sums += whole;
   }
-  *sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) *sum += sums[lane];
+  *total = sum(sums);
   for (; at < width; ++at) {
     const int32_t whole = int32_t(__builtin_rintf(row[at] * inverse));
     out[at] = int8_t(whole);
-    *sum += whole;
+    *total += whole;
   }
   return unit;
 }
 
-// Make row `index` of an operand of `row`, which is changed where it has to be rotated.
+// Make row `index` of an operand of `row`, which is changed where it has to be rotated, for a kind that is no format of
+// files.
 static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {
   const size_t start = size_t(index) * to.stride;
-  if (is_from_file(kind)) {
-    into_parts(row, width, to, index);
-  } else if (kind == kFloat32 || kind == kWidened || kind == kHalves) {
+  if (kind == kFloat32 || kind == kWidened || kind == kHalves) {
     float* out = (float*)to.rows + start;
     std::memcpy(out, row, sizeof(float) * width);
     for (int at = width; at < to.stride; ++at) out[at] = 0;
