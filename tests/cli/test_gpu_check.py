@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 def test_the_record_is_complete_before_a_gpu_is_there() -> None:
     """Guards against the day with a GPU that is spent on mending the script."""
     command = ["bash", str(ROOT / "scripts/gpu_check.sh"), "--cpu", sys.executable]
