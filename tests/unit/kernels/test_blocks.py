@@ -64,6 +64,18 @@ def test_a_row_has_the_same_bits_alone_and_with_others(one: BlockFormat) -> None
         assert torch.equal(layer(rows[:count]), alone[:count]), count
 
 
+@pytest.mark.usefixtures("threads")
+def test_bits_do_not_depend_on_threads() -> None:
+    """Guards against inputs that no thread rounds where threads share a tile, or are more than its parts."""
+    layer = BlockLinear([random_weight(BlockFormat.Q4_K, 40, 1)], None, torch.float32)
+    rows = torch.randn(12, layer.inputs, generator=torch.Generator().manual_seed(0))
+    found = []
+    for count in (1, 2, 3, 9, 40):
+        torch.set_num_threads(count)
+        found.append(torch.cat([layer(rows), layer(rows[:1])]))
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
 def test_panels_take_hardly_more_than_the_file() -> None:
     """Guards against a layout that loses what small weights gain: at most 6 % more bytes."""
     sizes = {}

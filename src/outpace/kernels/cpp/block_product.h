@@ -271,14 +271,10 @@ static inline float less_of(const Parts& x, int r, int at) {
   return -x.scales[index] * float(x.sum<R>(r, at / 16));
 }
 
-// Vectors of outputs at a time.
-template <int R>
-static constexpr int outputs_at_once() { return kLanes <= 8 && R == 1 ? 4 : 2; }
-
 // A panel's sums over some blocks at a tile of R rows, added to `out`. Not inlined: registers are assigned to it alone.
 template <class F, int R, bool Expanded>
 __attribute__((noinline)) static void multiply_blocks(const uint8_t* first, const uint8_t* codes_of, int count, Turn turn, const Parts& rows, float (*out)[kOutputs]) {
-  constexpr int V = outputs_at_once<R>(), pieces = kPart / F::shared;
+  constexpr int V = kLanes <= 8 && R == 1 ? 4 : 2, pieces = kPart / F::shared;  // vectors of outputs at a time
 UNROLL
   for (int v = 0; v < kBlockVectors; v += V) {
     Lanes sums[R][V];
@@ -342,8 +338,8 @@ static inline void multiply_block_panel(int32_t format, const uint8_t* panel, co
   with_form(format, [&](auto form) {
     using F = decltype(form);
     std::memset(out, 0, sizeof(float) * kOutputs * rows);
-    constexpr bool is_dear = F::planes > 0 || F::has_pairs || F::has_table || (kLanes > 8 && F::codes != kBytes);
-    constexpr bool unpacks = is_dear || kMostPacked < kMostTileRows;
+    constexpr bool is_costly = F::planes > 0 || F::has_pairs || F::has_table || (kLanes > 8 && F::codes != kBytes);
+    constexpr bool unpacks = is_costly || kMostPacked < kMostTileRows;
     const bool expands = unpacks && rows > kMostPacked;
     alignas(64) uint8_t expanded[kInputsAtOnce * kOutputs];
     for (int input = 0; input < x.inputs; input += kInputsAtOnce) {

@@ -85,11 +85,14 @@ static inline void prepare_each(Team& team, const Matrix& m, int rows, Space& sp
     });
     return;
   }
-  const int parts = m.inputs / kPart;
-  team.share(team.size, [&](int piece) {  // some inputs of all rows, for a tile's rows lie in the same lines of a cache
-    const int first = parts * piece / team.size, last = parts * (piece + 1) / team.size;
+  // A tile's rows lie in the same lines of a cache: threads take whole tiles or, of few, some inputs of all their rows.
+  const int parts = m.inputs / kPart, height = tile_height(rows), tiles = (rows + height - 1) / height;
+  const int shares = (team.size + tiles - 1) / tiles;
+  team.share(tiles * shares, [&](int piece) {
+    const int begin = piece / shares * height, share = piece % shares;
+    const int first = parts * share / shares, last = parts * (share + 1) / shares;
     float* own = row_space((last - first) * kPart);
-    for (int row = 0; row < rows; ++row) {
+    for (int row = begin; row < std::min(begin + height, rows); ++row) {
       fill(row, first * kPart, last * kPart, own);
       into_parts(own, first, last, parts, to, row);
     }

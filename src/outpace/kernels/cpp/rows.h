@@ -224,8 +224,7 @@ static inline float into_bytes(const float* row, int width, int8_t* out, int32_t
   return unit;
 }
 
-// Make row `index` of an operand of `row`, which is changed where it has to be rotated, for a kind that is no format of
-// files.
+// Make row `index` of an operand of `row`, which is changed where it has to be rotated. Of all kinds but formats of files.
 static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {
   const size_t start = size_t(index) * to.stride;
   if (kind == kFloat32 || kind == kWidened || kind == kHalves) {
