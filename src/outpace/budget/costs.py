@@ -154,14 +154,17 @@ def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
 
 
 class Averages:
-    """Running averages by a whole number, such as milliseconds by the number of requests."""
+    """Running averages by a whole number, such as milliseconds by the number of requests: means of the first values, so
+    that none of them counts for more than the others, then of about the last ten."""
 
     def __init__(self, kept: float = 0.9) -> None:
         self.known: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
         self._kept = kept
 
     def learn(self, key: int, value: float) -> None:
-        self.known[key] = averaged(self.known.get(key), value, self._kept)
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        self.known[key] = averaged(self.known.get(key), value, min(self._kept, 1 - 1 / count))
 
     def nearest(self, key: int) -> float:
         """The average of the nearest key that was seen; 0 before any was."""

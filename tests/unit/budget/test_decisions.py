@@ -105,6 +105,15 @@ def test_an_option_does_not_alternate() -> None:
         option.advance((0,), rate)
 
 
+def test_a_poor_first_round_does_not_decide() -> None:
+    """Guards against a first draft that counts as much as the ten after it: a request whose first draft gained nothing
+    went without drafts for the next 47 rounds."""
+    option = TimedOption()
+    for gain in (0.0, 0.0, 0.15, 0.4, 0.15, 0.2):
+        option.learn((0,), (gain,), 5.0)
+    assert option.pays((0,), 0.02)  # 0.15 on average, and it costs 0.1
+
+
 def test_catching_up_is_not_the_cost_of_an_option() -> None:
     """Guards against a draft that looks dear because it was left out: its next use processes all that came since."""
     option = TimedOption()
