@@ -50,13 +50,13 @@ class TimedOption:
     Gains are learned by kind of request: what a draft adds depends on what is expected without it.
     """
 
-    _FIRST = 6  # rounds with the option before the estimates are used
-    _BETWEEN = 47
+    _FIRST = 16  # rounds with the option before the estimates are used
+    _BETWEEN, _MOST_BETWEEN = 7, 47  # rounds without it between two trials, at first and after some that failed
     _STAYS = 0.8  # share of its cost that suffices to go on, so that the decision does not alternate
 
     def __init__(self, trial: int = 1) -> None:
         self._gains, self._ms, self._learned = Averages(), Averages(), 0
-        self._exploration = Exploration(self._BETWEEN, trial)
+        self._exploration = Exploration(self._BETWEEN, trial, most=self._MOST_BETWEEN)
         self._paid: dict[int, bool] = {}
         self._is_running = True
 
