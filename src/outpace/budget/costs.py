@@ -155,7 +155,7 @@ def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
 
 class Averages:
     """Running averages by a whole number, such as milliseconds by the number of requests: means of the first values, so
-    that none of them counts for more than the others, then of about the last ten."""
+    that the very first counts for no more than the others; later ones fade."""
 
     def __init__(self, kept: float = 0.9) -> None:
         self.known: dict[int, float] = {}
