@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-ROWS_AT_ONCE, ROWS_ON_GPU = 256, 1024
-"""Rows of chains per block: scores of more exceed a CPU's caches, and fewer make many small products; on a GPU each
-block costs its launches."""
+ROWS_AT_ONCE = 256
+"""Rows of chains per block: scores of more exceed a CPU's caches, and fewer make many small products."""
+SCORES_ON_GPU = 2**27
+"""Scores per block on a GPU, where a block has all chains of several sequences: each block costs its launches."""
 
 
 class ChainAttention:
@@ -23,12 +24,11 @@ class ChainAttention:
     """
 
     def __init__(self, key: Tensor, value: Tensor, sequences: Tensor, before: Tensor) -> None:
-        # Unbound and split rather than sliced: the gradient of a slice is as large as the tensor it was cut from.
-        self._earlier = list(zip(key.unbind(), value.unbind(), strict=True))
-        self._before = before
+        self._earlier, self._before = (key, value), before
         self._sequences: list[int] = sequences.tolist()
         self._ends: list[int] = before.tolist()
         assert self._sequences == sorted(self._sequences), "each sequence's anchors are together"
+        self._counts = [len(list(chains)) for _, chains in groupby(self._sequences)]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor, window: int | None = None) -> Tensor:
         """Attend.
@@ -43,23 +43,42 @@ class ChainAttention:
         Returns:
             [A, Q, heads, D].
         """
-        most = ROWS_AT_ONCE if query.device.type == "cpu" else ROWS_ON_GPU
-        sizes = self._block_sizes(max(1, most // query.shape[1]))
-        blocks = zip(*(rows.split(sizes) for rows in (query, key, value, self._before)), strict=True)
+        by_part = self._by_chains if query.device.type == "cpu" else self._by_sequences
+        return by_part((query, key, value, self._before), visible, window)
+
+    def _by_chains(self, own: tuple[Tensor, ...], visible: Tensor, window: int | None) -> Tensor:
+        """In blocks of chains of one sequence, over no more keys than these see. `own`: query, key, value, before."""
+        most = max(1, ROWS_AT_ONCE // own[0].shape[1])
+        sizes = [min(most, count - start) for count in self._counts for start in range(0, count, most)]
+        blocks = zip(*(rows.split(sizes) for rows in own), strict=True)
+        # Unbound and split rather than sliced: the gradient of a slice is as large as the tensor it was cut from.
+        sequences = list(zip(*(rows.unbind() for rows in self._earlier), strict=True))
         parts, start = [], 0
-        for own, size in zip(blocks, sizes, strict=True):
+        for block, size in zip(blocks, sizes, strict=True):
             end = max(self._ends[start : start + size])
-            earlier = (rows[:end] for rows in self._earlier[self._sequences[start]])
-            # Attention draws no random numbers, so no generator state has to be kept.
-            made = checkpoint(_attend, *own, *earlier, visible, window, use_reentrant=False, preserve_rng_state=False)
-            parts.append(made)
+            earlier = (rows[None, :end] for rows in sequences[self._sequences[start]])
+            parts.append(_recomputed(*(rows[None] for rows in block), *earlier, visible, window)[0])
             start += size
         return torch.cat(parts)
 
-    def _block_sizes(self, most: int) -> list[int]:
-        """Chains per block; a block's chains are of one sequence."""
-        counts = [len(list(chains)) for _, chains in groupby(self._sequences)]
-        return [min(most, count - start) for count in counts for start in range(0, count, most)]
+    def _by_sequences(self, own: tuple[Tensor, ...], visible: Tensor, window: int | None) -> Tensor:
+        """In blocks of whole sequences, their chains padded to equal numbers. `own`: as of `_by_chains`."""
+        count, most = len(self._earlier[0]), max(self._counts)
+        ranks = [rank for own_count in self._counts for rank in range(own_count)]
+        places = torch.tensor([index * most for index in self._sequences]) + torch.tensor(ranks)
+        places = places.to(own[0].device)  # [A] of each chain among all, padded
+        padded = (rows.new_zeros(count * most, *rows.shape[1:]).index_copy(0, places, rows) for rows in own)
+        per_sequence = most * visible.shape[0] * own[0].shape[2] * (self._earlier[0].shape[1] + visible.shape[1])
+        at_once = max(1, SCORES_ON_GPU // per_sequence)
+        chains = (rows.unflatten(0, (count, most)).split(at_once) for rows in padded)
+        blocks = zip(*chains, *(rows.split(at_once) for rows in self._earlier), strict=True)
+        return torch.cat([_recomputed(*block, visible, window) for block in blocks]).flatten(0, 1)[places]
+
+
+def _recomputed(*block: Tensor | int | None) -> Tensor:
+    # Attention draws no random numbers, so no generator state has to be kept.
+    made: Tensor = checkpoint(_attend, *block, use_reentrant=False, preserve_rng_state=False)
+    return made
 
 
 def _attend(
@@ -72,30 +91,30 @@ def _attend(
     visible: Tensor,
     window: int | None,
 ) -> Tensor:
-    """Chains [C, Q or K, ...] of one sequence over earlier keys [P, ...], `before` [C] of which each sees.
+    """Chains [S, C, Q or K, ...] of sequences over earlier keys [S, P, ...], `before` [S, C] of which each sees.
 
-    Products with earlier keys are one for all chains, products with own keys one per chain. A fused kernel would need
-    all keys of a block in one list, most of them masked, and on a CPU takes three times as long."""
-    (count, wide, heads, size), (own, kv_heads) = query.shape, key.shape[1:3]
-    group, earlier = heads // kv_heads, len(earlier_key)
+    Products with earlier keys are one for all chains of a sequence, products with own keys one per chain. A fused
+    kernel would need all keys of a block in one list, most of them masked, and on a CPU takes three times as long."""
+    (many, count, wide, heads, size), (own, kv_heads) = query.shape, key.shape[2:4]
+    group, earlier = heads // kv_heads, earlier_key.shape[1]
     places = torch.arange(earlier, device=before.device)
-    hidden = (places >= before[:, None])[:, None]  # [C, 1, P]
+    hidden = (places >= before[..., None])[:, :, None]  # [S, C, 1, P]
     if window is not None:
-        row_places = before[:, None] + torch.arange(wide, device=before.device)  # [C, Q]
-        hidden = hidden | (places <= row_places[..., None] - window)  # [C, Q, P]
-    rows = query.unflatten(2, (kv_heads, group)).permute(2, 0, 3, 1, 4) * size**-0.5  # [kv_heads, C, group, Q, D]
-    mine, theirs = key.permute(2, 0, 3, 1), value.permute(2, 0, 1, 3)  # [kv_heads, C, D, K], [kv_heads, C, K, D]
+        row_places = before[..., None] + torch.arange(wide, device=before.device)  # [S, C, Q]
+        hidden = hidden | (places <= row_places[..., None] - window)  # [S, C, Q, P]
+    rows = query.unflatten(3, (kv_heads, group)).permute(0, 3, 1, 4, 2, 5) * size**-0.5  # [S, kv_heads, C, group, Q, D]
+    mine, theirs = key.permute(0, 3, 1, 4, 2), value.permute(0, 3, 1, 2, 4)  # [S, kv_heads, C, D, K], [..., K, D]
     scores = torch.cat(
         (
-            (rows.flatten(1, 3) @ earlier_key.permute(1, 2, 0))
-            .view(kv_heads, count, group, wide, earlier)
-            .masked_fill(hidden[:, None], -torch.inf),
-            (rows.flatten(2, 3) @ mine).view(kv_heads, count, group, wide, own).masked_fill(~visible, -torch.inf),
+            (rows.flatten(2, 4) @ earlier_key.permute(0, 2, 3, 1))
+            .view(many, kv_heads, count, group, wide, earlier)
+            .masked_fill(hidden[:, None, :, None], -torch.inf),
+            (rows.flatten(3, 4) @ mine).view(many, kv_heads, count, group, wide, own).masked_fill(~visible, -torch.inf),
         ),
         dim=-1,
     )
     of_earlier, of_own = scores.softmax(dim=-1).split((earlier, own), dim=-1)
-    out = (of_earlier.flatten(1, 3) @ earlier_value.transpose(0, 1)).view(rows.shape)
-    out = out + (of_own.flatten(2, 3) @ theirs).view(rows.shape)
-    attended: Tensor = out.permute(1, 3, 0, 2, 4).flatten(2, 3)
+    out = (of_earlier.flatten(2, 4) @ earlier_value.transpose(1, 2)).view(rows.shape)
+    out = out + (of_own.flatten(3, 4) @ theirs).view(rows.shape)
+    attended: Tensor = out.permute(0, 2, 4, 1, 3, 5).flatten(3, 4)
     return attended

@@ -54,6 +54,26 @@ def test_blocks_of_chains_attend_as_each_chain_alone(
         torch.testing.assert_close(ours, exact)
 
 
+@pytest.mark.parametrize("scores", [1, 400, 2**27])
+@pytest.mark.parametrize("window", [None, 3])
+def test_padded_sequences_attend_as_each_chain_alone(
+    window: int | None, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against padding that is seen or returned, and chains in other places, where a GPU takes whole sequences."""
+    monkeypatch.setattr(attention, "SCORES_ON_GPU", scores)
+    visible = torch.ones(3, 3, dtype=torch.bool).tril()
+    given = earlier_key, earlier_value, query, key, value = tensors(3, 3)
+    chains = ChainAttention(earlier_key, earlier_value, SEQUENCES, BEFORE)
+    found = chains._by_sequences((query, key, value, BEFORE), visible, window)
+    wanted = chains(query, key, value, visible, window)
+    torch.testing.assert_close(found, wanted)
+    weights = drawn(*found.shape, seed=9).detach()
+    for ours, exact in zip(
+        torch.autograd.grad((found * weights).sum(), given), torch.autograd.grad((wanted * weights).sum(), given)
+    ):
+        torch.testing.assert_close(ours, exact)
+
+
 def test_nothing_of_rows_times_keys_is_kept_for_the_backward_pass() -> None:
     """Guards against masks or scores of [T, T] per step and head, which run out of memory at full length."""
     length, kept = 600, []
