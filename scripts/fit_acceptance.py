@@ -1,6 +1,6 @@
 """Fit the weights that the union starts from, on prompts that no figure is quoted on.
 
-    python scripts/fit_acceptance.py MODEL PROMPTS.jsonl:100 OUT.json [--methods outpace,outpace:draft=none]
+    python scripts/fit_acceptance.py MODEL PROMPTS.jsonl:100 OUT.json [--methods outpace:draft=lattice]
 
 Each method decodes the prompts at temperature 0 and 1, there also under rejection, with 15 nodes. What was named below
 each accepted node is kept with what was said there. The weights are those of the conditional logit that makes it
@@ -73,7 +73,13 @@ def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:
         return total
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return [round(weight, 3) for weight in weights.tolist()], float(loss()) / len(seen)
+    return [round(weight, 3) for weight in weights.tolist()], float(loss().detach()) / len(seen)
+
+
+def drafting(methods: Sequence[str]) -> list[str]:
+    """The kinds of drafter that methods name."""
+    named = [method.partition("draft=")[2] for method in methods]
+    return [kind for kind in named if kind not in ("", "none")]
 
 
 def main() -> None:
@@ -81,7 +87,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("prompts")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--methods", default="outpace,outpace:draft=none", help="separated by commas")
+    parser.add_argument("--methods", default="outpace:draft=lattice,outpace:draft=none", help="separated by commas")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     args = parser.parse_args()
     model, items = outpace.load(args.model, max_num_seqs=1), read_workload(args.prompts)
@@ -107,7 +113,7 @@ def main() -> None:
     provenance = {
         "target": args.model,
         "methods": methods,
-        "drafter": model.drafters.fingerprint("domino"),
+        "drafters": {kind: model.drafters.fingerprint(kind) for kind in drafting(methods)},
         "prompts": [item.id for item in items],
         "max_new_tokens": args.max_new_tokens,
         "made_by": "scripts/fit_acceptance.py",

@@ -122,7 +122,9 @@ class Layout(ctypes.Structure):
         *((name, c_int32) for name in ("drafted", "passed_over", "undrafted", "paired", "outranked", "unpaired")),
         *((name, c_int32) for name in ("ranked", "unranked", "matched", "unmatched", "noisy", "quiet", "noises")),
         ("match_count", c_int32),
+        ("share_count", c_int32),
         ("matches", c_int32 * 8),
+        ("drafted_from", c_double * 24),
     ]
 
 

@@ -16,8 +16,9 @@ constexpr int kPending = 0, kDraftedOrigin = 1, kRetrievedOrigin = 2, kMatchedOr
 // Which weight each feature has (trees/union/acceptance.py).
 struct Layout {
   int32_t drafted, passed_over, undrafted, paired, outranked, unpaired, ranked, unranked, matched, unmatched, noisy,
-      quiet, noises, match_count;
+      quiet, noises, match_count, share_count;
   int32_t matches[8];
+  double drafted_from[24];
 };
 
 // Rows by the last two tokens (trees/retrieval/transition_matrix.py).
@@ -118,8 +119,9 @@ struct Grower {
                                        uint8_t(layout.unmatched), uint8_t(layout.quiet)};
     for (int32_t at = child; at >= 0; at = next_child[at]) {
       const double log_prob = double(tree.draft_scores[at]) - double(tree.draft_scores[source]);
-      const int tenth = std::min(9, int(10 * std::exp(std::min(log_prob, 0.0))));
-      name(from, tree.draft_tokens[at], missing)[0] = uint8_t(layout.drafted + tenth);
+      const double* shares = layout.drafted_from;
+      const auto kind = std::upper_bound(shares, shares + layout.share_count, log_prob) - shares;
+      name(from, tree.draft_tokens[at], missing)[0] = uint8_t(layout.drafted + kind);
     }
     const int32_t drafted_end = used;
     for (int place_in = 0; pair && place_in < kSuccessors; ++place_in)

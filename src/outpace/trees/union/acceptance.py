@@ -9,6 +9,7 @@ one weight per source. The probabilities of siblings therefore never sum to more
 import json
 import math
 from array import array
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -25,12 +26,17 @@ Features = tuple[int, int, int, int, int]
 
 PRIOR, KINDS = "acceptance_prior.json", ("greedy", "sampled", "rejected")
 MATCHES = (1, 2, 3, 5, 9)  # minimum lengths of the kinds of match
+# Where the kinds of drafted tokens begin, by the draft's probability: about equal steps of its log odds. Tenths would
+# price 0.01 as 0.09, and so whole branches, and a long path of 0.99 as one of 0.9.
+SHARES = (0.02, 0.04, 0.07, 0.11, 0.16, 0.23, 0.32, 0.42, 0.53, 0.64, 0.74, 0.82, 0.88, 0.93, 0.96, 0.98, 0.99)
+DRAFTED_FROM = tuple(map(math.log, SHARES))
 NOISES = 6  # kinds of keyed noise: below 0, by whole numbers up to 4, and above
-# How many weights each kind of feature has: the draft by tenths of the probability that it gives the token; draft and
-# rows that have other tokens below the node, or none; rows by rank; matches and noise by the kinds above.
+# How many weights each kind of feature has: the draft, matches and noise by the kinds above; draft and rows that have
+# other tokens below the node, or none; rows by rank.
 _LAYOUT = {
-    "bias": 1, "drafted": 10, "passed_over": 1, "undrafted": 1, "paired": SUCCESSORS, "outranked": 1, "unpaired": 1,
-    "ranked": SUCCESSORS, "unranked": 1, "matched": len(MATCHES), "unmatched": 1, "noisy": NOISES, "quiet": 1,
+    "bias": 1, "drafted": len(SHARES) + 1, "passed_over": 1, "undrafted": 1, "paired": SUCCESSORS, "outranked": 1,
+    "unpaired": 1, "ranked": SUCCESSORS, "unranked": 1, "matched": len(MATCHES), "unmatched": 1, "noisy": NOISES,
+    "quiet": 1,
 }  # fmt: skip
 SIZE = sum(_LAYOUT.values())
 _STARTS = dict(zip(_LAYOUT, accumulate(_LAYOUT.values(), initial=0), strict=False))
@@ -43,7 +49,7 @@ UNRANKED, UNMATCHED, QUIET = (_STARTS[name] for name in ("unranked", "unmatched"
 
 def drafted(log_prob: float) -> int:
     """The draft's feature: its conditional log-probability, or keyed score, of the token."""
-    return _STARTS["drafted"] + min(9, int(10 * math.exp(min(log_prob, 0.0))))
+    return _STARTS["drafted"] + bisect(DRAFTED_FROM, log_prob)
 
 
 def paired(rank: int) -> int:
@@ -129,7 +135,7 @@ class AcceptanceModel:
 def layout() -> dict[str, int]:
     """The first weight of each kind of feature, and the counts of kinds, as the kernels read them."""
     starts = {name: start for name, start in _STARTS.items() if name != "bias"}
-    return starts | {"noises": NOISES, "match_count": len(MATCHES)}
+    return starts | {"noises": NOISES, "match_count": len(MATCHES), "share_count": len(SHARES)}
 
 
 def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:

@@ -22,7 +22,11 @@ from outpace.trees.union.acceptance import SIZE, SOURCES, AcceptanceModel, Featu
 
 NOWHERE = -1
 _MOST_RETRIEVED = 2 * SUCCESSORS + 1  # candidates below one node
-_LAYOUT = structs.Layout(**acceptance.layout(), matches=(ctypes.c_int32 * 8)(*acceptance.MATCHES))
+_LAYOUT = structs.Layout(
+    **acceptance.layout(),
+    matches=(ctypes.c_int32 * 8)(*acceptance.MATCHES),
+    drafted_from=(ctypes.c_double * 24)(*acceptance.DRAFTED_FROM),
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,7 @@ def test_blocks_of_chains_attend_as_each_chain_alone(
 def test_padded_sequences_attend_as_each_chain_alone(
     window: int | None, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against padding that is seen or returned, and chains in other places, where a GPU takes whole sequences."""
+    """Guards against padding that is seen or returned where a GPU takes whole sequences."""
     monkeypatch.setattr(attention, "SCORES_ON_GPU", scores)
     visible = torch.ones(3, 3, dtype=torch.bool).tril()
     given = earlier_key, earlier_value, query, key, value = tensors(3, 3)

@@ -16,6 +16,7 @@ from outpace.trees.union.acceptance import (
     OUTRANKED,
     PASSED_OVER,
     QUIET,
+    SHARES,
     SIZE,
     UNDRAFTED,
     UNMATCHED,
@@ -32,7 +33,7 @@ from outpace.trees.union.acceptance import (
     ranked,
 )
 
-DRAFTS = [drafted(math.log(tenth / 10 + 0.05)) for tenth in range(10)]
+DRAFTS = [drafted(-math.inf), *(drafted(math.log(share) + 1e-9) for share in SHARES)]
 PAIRS = [paired(rank) for rank in range(SUCCESSORS)]
 RANKS = [ranked(rank) for rank in range(SUCCESSORS)]
 LENGTHS = [matched(length) for length in MATCHES]
@@ -59,10 +60,10 @@ def random_prior(seed: int) -> list[float]:
 
 def test_kinds_begin_where_they_say() -> None:
     """Guards against bins that are off by one, and against certain, impossible and far-off values beyond them."""
-    assert [drafted(math.log(share)) for share in (0.001, 0.09, 0.11, 0.89, 0.91)] == [
-        *[DRAFTS[0]] * 2, DRAFTS[1], DRAFTS[8], DRAFTS[9],
+    assert [drafted(math.log(share)) for share in (0.001, 0.021, 0.039, 0.041, 0.979, 0.981, 0.999)] == [
+        DRAFTS[0], *[DRAFTS[1]] * 2, DRAFTS[2], *DRAFTS[-3:],
     ]  # fmt: skip
-    assert (drafted(-math.inf), drafted(0.0), drafted(0.7)) == (DRAFTS[0], DRAFTS[9], DRAFTS[9])
+    assert (drafted(-math.inf), drafted(0.0), drafted(0.7)) == (DRAFTS[0], DRAFTS[-1], DRAFTS[-1])
     places = [LENGTHS.index(matched(length)) for length in range(1, 12)]
     assert places == [0, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
     assert matched(5000) == LENGTHS[-1]
@@ -96,9 +97,9 @@ def test_what_ships_is_in_its_senses(prior: str) -> None:
     def price(*features: int) -> float:
         return price_alone(acceptance, (features[0], features[1], features[2], features[3], features[4]))
 
-    assert price(DRAFTS[9], *SILENT[1:]) > price(DRAFTS[5], *SILENT[1:]) > price(DRAFTS[0], *SILENT[1:])
-    assert price(DRAFTS[9], *SILENT[1:]) > price(PASSED_OVER, *SILENT[1:])
-    for draft in (UNDRAFTED, PASSED_OVER, DRAFTS[4]):
+    assert price(DRAFTS[-1], *SILENT[1:]) > price(DRAFTS[9], *SILENT[1:]) > price(DRAFTS[0], *SILENT[1:])
+    assert price(DRAFTS[-1], *SILENT[1:]) > price(PASSED_OVER, *SILENT[1:])
+    for draft in (UNDRAFTED, PASSED_OVER, DRAFTS[7]):
         first, last, none = (price(draft, UNPAIRED, rank, *SILENT[3:]) for rank in (RANKS[0], RANKS[-1], UNRANKED))
         assert first > max(last, none)
         first, last, none = (price(draft, pair, *SILENT[2:]) for pair in (PAIRS[0], PAIRS[-1], OUTRANKED))
@@ -157,7 +158,7 @@ def test_trust_keeps_the_prior_in_place() -> None:
 def test_prices_follow_what_is_learned() -> None:
     """Guards against prices that are remembered from before, for the same features and for others that share one."""
     acceptance = AcceptanceModel(random_prior(1))
-    kinds: list[Features] = [SILENT, (DRAFTS[9], *SILENT[1:]), (DRAFTS[9], PAIRS[0], RANKS[0], LENGTHS[0], HEARD[0])]
+    kinds: list[Features] = [SILENT, (DRAFTS[-1], *SILENT[1:]), (DRAFTS[-1], PAIRS[0], RANKS[0], LENGTHS[0], HEARD[0])]
     before = [price_alone(acceptance, features) for features in kinds]
     acceptance.learn([([SILENT], 0)] * 3)
     after = [price_alone(acceptance, features) for features in kinds]

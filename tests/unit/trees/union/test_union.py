@@ -147,7 +147,7 @@ def test_what_was_verified_is_learned() -> None:
     trees = union.propose(states, requests)
     observations, expected = [], list[tuple[Sequence[Features], int | None]]()
     for tree, state in zip(trees, states, strict=True):
-        deep = tree.topology.depths.index(2)
+        deep = next(node for node, depth in enumerate(tree.topology.depths) if depth == 2 and named_in(state)[node])
         path = tree.topology.path(deep)
         after = 0 if tree is trees[0] else next(token for token in range(VOCAB) if token not in named_in(state)[deep])
         observations.append(Observation(tree, Verdict(path, after), outputs_of(len(tree))))
