@@ -21,6 +21,7 @@ _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembe
 _PACE_KEPT = 0.95  # of what a request gained
 _REPEATS, _SECONDS = 5, 3.0  # measurements of each size at most, and how long they may take before another starts
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
+_TIMED = 16  # rows up to which passes of a large model are timed themselves: a few layers alone made 8 rows 15 % dearer
 _PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
 _MOST_WAIT = 2  # requests that wait for their prompts, for each that is decoded, above which most of them do
 _LEAST_ROWS = 32  # of prompts in a pass that writes them alone, or whose time is not known
@@ -179,17 +180,18 @@ class Pricing:
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
-    """Estimate or time passes after the contents of a slot, which stays as it was. Rounds correct the times.
+    """Time passes after the contents of a slot, which stays as it was. Of a large model those of many rows are estimated.
+    Rounds correct all times.
 
     Args:
         token: what the passes compute.
         context: tokens in the slot, whose time is subtracted where the target knows it.
     """
     context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
-    if hasattr(target, "estimated_times") and (times := target.estimated_times(ROWS)) is not None:
-        costs.set_measured(times, context_ms)
-        return
-    trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
+    large = [rows for rows in ROWS if rows >= _TIMED]
+    estimates = target.estimated_times(large) if hasattr(target, "estimated_times") else None
+    timed = ROWS if estimates is None else [rows for rows in ROWS if rows <= _TIMED]
+    trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in timed]
     # The largest allocates memory; where passes are captured as graphs, each size is captured first.
     for tree in trees if getattr(target, "captures", False) else trees[-1:]:
         _seconds(target, slot, tree)
@@ -198,8 +200,10 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
         seconds.append([_seconds(target, slot, tree) for tree in trees])
     each, row = context_ms
     measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
-    without = [ms - context * (each + row * rows) for rows, ms in zip(ROWS, measured, strict=True)]
-    costs.set_measured([max(less, ms / 10) for less, ms in zip(without, measured, strict=True)], context_ms)
+    without = [max(ms - context * (each + row * rows), ms / 10) for rows, ms in zip(timed, measured, strict=True)]
+    if estimates is not None:
+        without += [ms * without[-1] / estimates[0] for ms in estimates[1:]]
+    costs.set_measured(without, context_ms)
 
 
 def _agree(seconds: Sequence[Sequence[float]]) -> bool:
