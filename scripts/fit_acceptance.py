@@ -1,10 +1,10 @@
 """Fit the weights that the union starts from, on prompts that no figure is quoted on.
 
-    python scripts/fit_acceptance.py MODEL PROMPTS.jsonl:100 OUT.json [--methods outpace:draft=lattice]
+    python scripts/fit_acceptance.py PROMPTS.jsonl:100 OUT.json qwen2.5-coder-1.5b=lattice smollm2-135m=domino
 
-Each method decodes the prompts at temperature 0 and 1, there also under rejection, with 15 nodes. What was named below
-each accepted node is kept with what was said there. The weights are those of the conditional logit that makes it
-likeliest, with a Gaussian prior.
+Each model decodes the prompts, with its drafter and without, at temperature 0 and 1, there also under rejection, with
+15 nodes. What was named below each accepted node is kept with what was said there. The weights are those of the
+conditional logit that makes it likeliest, with a Gaussian prior.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 
 import outpace
 from outpace.core.params import SamplingParams
-from outpace.data.workload import read_workload
+from outpace.data.workload import WorkItem, read_workload
 from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, named_weights, priors
 from outpace.trees.union.proposer import UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
@@ -76,44 +76,45 @@ def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:
     return [round(weight, 3) for weight in weights.tolist()], float(loss().detach()) / len(seen)
 
 
-def drafting(methods: Sequence[str]) -> list[str]:
-    """The kinds of drafter that methods name."""
-    named = [method.partition("draft=")[2] for method in methods]
-    return [kind for kind in named if kind not in ("", "none")]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("prompts")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--methods", default="outpace:draft=lattice,outpace:draft=none", help="separated by commas")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    args = parser.parse_args()
-    model, items = outpace.load(args.model, max_num_seqs=1), read_workload(args.prompts)
-    methods = args.methods.split(",")
-    seen: dict[str, list[Seen]] = {kind: [] for kind in KINDS}
-    for method in methods:
+def seen_of(name: str, kind: str, items: Sequence[WorkItem], most: int) -> tuple[dict[str, list[Seen]], str | None]:
+    """What a model's rounds show, by kind of request, and the fingerprint of its drafter."""
+    model, seen = outpace.load(name, max_num_seqs=1), {request: list[Seen]() for request in KINDS}
+    for method in (f"outpace:draft={kind}", "outpace:draft=none"):
         union = model.proposer(method)
         assert isinstance(union, UnionProposer), f"{method} is no union"
-        models = {kind: Recorded(AcceptanceModel(priors()[kind])) for kind in KINDS}
+        models = {request: Recorded(AcceptanceModel(priors()[request])) for request in KINDS}
         union.greedy, union.sampled, union.rejected = models.values()
         union.grower = ReferenceGrower()
         for number, item in enumerate(items):
             for options in KINDS.values():
-                params = SamplingParams(args.max_new_tokens, seed=number, **options)
+                params = SamplingParams(most, seed=number, **options)
                 model.generate(item.prompt(0, []), params, method=method, budget=BUDGET)
-        for kind, one in models.items():
-            seen[kind] += one.seen
+        for request, one in models.items():
+            seen[request] += one.seen
+    return seen, model.drafters.fingerprint(kind)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("models", nargs="+", help="MODEL=KIND, the kind of its drafter")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    args = parser.parse_args()
+    items = read_workload(args.prompts)
+    seen: dict[str, list[Seen]] = {kind: [] for kind in KINDS}
+    drafters = {}
+    for name, _, kind in (one.rpartition("=") for one in args.models):
+        found, drafters[f"{Path(name).name} {kind}"] = seen_of(name, kind, items, args.max_new_tokens)
+        for request, rounds in found.items():
+            seen[request] += rounds
     weights, about = {}, {}
     for kind, what in seen.items():
         values, loss = fitted(what)
         weights[kind] = named_weights(values)
         about[kind] = {"nodes": len(what), "log_loss": round(loss, 4)}
     provenance = {
-        "target": args.model,
-        "methods": methods,
-        "drafters": {kind: model.drafters.fingerprint(kind) for kind in drafting(methods)},
+        "drafters": drafters,
         "prompts": [item.id for item in items],
         "max_new_tokens": args.max_new_tokens,
         "made_by": "scripts/fit_acceptance.py",

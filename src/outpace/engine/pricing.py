@@ -180,8 +180,8 @@ class Pricing:
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
-    """Time passes after the contents of a slot, which stays as it was. Of a large model those of many rows are estimated.
-    Rounds correct all times.
+    """Time passes after the contents of a slot, which stays as it was. Of a large model, those of many rows are
+    estimated. Rounds correct all times.
 
     Args:
         token: what the passes compute.
