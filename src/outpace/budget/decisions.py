@@ -75,6 +75,8 @@ class TimedOption:
         """Count a round that was decided by `is_used`."""
         key, is_used, pays = self._key(kinds), self.is_used(kinds, rate), self.pays(kinds, rate)
         if self._learned >= self._FIRST:
+            if pays and not self._paid.get(key, True):
+                self._exploration.reset(key)
             self._paid[key] = pays
         if not pays:
             self._exploration.advance(key)

@@ -95,6 +95,16 @@ def test_an_option_that_does_not_pay_is_left_out_and_tried_again(trial: int, mos
     assert option.pays((0,), 0.2), "as the nearest kind that was seen"
 
 
+def test_an_option_that_paid_again_is_soon_tried_again() -> None:
+    """Guards against pauses as long as after many failed trials, once a text has changed and changed back."""
+    option = TimedOption()
+    used(option, 300, 1, 0.2, 10.0)
+    used(option, 300, 1, 4.0, 10.0)
+    found = used(option, 120, 1, 0.2, 10.0)
+    stopped = found.index(False)
+    assert found[stopped:].index(True) == TimedOption._BETWEEN
+
+
 def test_an_option_does_not_alternate() -> None:
     """Guards against drafts that alternate with rounds without one where both gain about the same."""
     option = TimedOption()
