@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
-_REPEATS, _SECONDS = 5, 3.0  # measurements of each size at most, and how long they may take before another starts
+_REPEATS, _SECONDS = 5, 0.75  # measurements of each size at most, and how long they may take before another starts
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
 _TIMED = 16  # rows up to which passes of a large model are timed themselves: a few layers alone made 8 rows 15 % dearer
 _PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
