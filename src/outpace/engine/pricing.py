@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
-_REPEATS, _SECONDS = 5, 0.75  # measurements of each size at most, and how long they may take before another starts
+_REPEATS = 5  # measurements of each size at most
+_SECOND_WITHIN, _OTHERS_WITHIN = 3.0, 0.75  # seconds that the first may take for a second one, and all for another
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
 _TIMED = 16  # rows up to which passes of a large model are timed themselves: a few layers alone made 8 rows 15 % dearer
 _PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
@@ -196,7 +197,7 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     for tree in trees if getattr(target, "captures", False) else trees[-1:]:
         _seconds(target, slot, tree)
     seconds: list[list[float]] = []
-    while not _agree(seconds) and (not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS)):
+    while not _suffice(seconds):
         seconds.append([_seconds(target, slot, tree) for tree in trees])
     each, row = context_ms
     measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
@@ -206,9 +207,13 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     costs.set_measured(without, context_ms)
 
 
-def _agree(seconds: Sequence[Sequence[float]]) -> bool:
-    """Whether the two best times of every size are alike."""
-    return len(seconds) > 1 and all(sorted(own)[1] <= _ALIKE * min(own) for own in zip(*seconds, strict=True))
+def _suffice(seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether times of every size are known well enough: the two best are alike, or more would take too long."""
+    spent = sum(map(sum, seconds))
+    if len(seconds) < 2:
+        return spent > _SECOND_WITHIN
+    is_late = len(seconds) == _REPEATS or spent > _OTHERS_WITHIN
+    return is_late or all(sorted(own)[1] <= _ALIKE * min(own) for own in zip(*seconds, strict=True))
 
 
 def _seconds(target: Target, slot: int, tree: DraftTree) -> float:

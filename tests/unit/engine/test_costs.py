@@ -77,6 +77,40 @@ def test_sizes_are_measured_again_until_two_times_agree(monkeypatch: pytest.Monk
     assert max(tries.values()) <= 4  # and the first pass, which finds memory
 
 
+def test_a_large_model_s_passes_of_few_rows_are_timed_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a few layers that make 8 rows 15 % dearer than they are, estimates of many rows on another scale
+    than the times of few, and a first answer that waits for passes of 64 rows."""
+    timed: set[int] = set()
+    target = ToyTarget(12)
+    target.estimated_times = lambda rows: [3.0 * count for count in rows]  # type: ignore[attr-defined]
+
+    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
+        timed.add(len(tree))
+        return 0.001 * len(tree)
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    costs = PassCosts()
+    measure(costs, target, 0, 3)
+    assert timed == {rows for rows in ROWS if rows <= 16}
+    assert costs.times(1, 10, 63).ms == pytest.approx(range(1, 65))
+
+
+@pytest.mark.parametrize(("pass_seconds", "sweeps"), [(0.001, 5), (0.1, 2), (1.0, 1)])
+def test_sizes_that_never_agree_are_not_timed_for_long(
+    pass_seconds: float, sweeps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a first answer that waits for many sweeps, and a single sweep that one slow moment decides."""
+    made: list[int] = []
+
+    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
+        made.append(len(tree))
+        return pass_seconds * 1.2 ** made.count(1)
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    measure(PassCosts(), ToyTarget(12), 0, 3)
+    assert made.count(1) == sweeps
+
+
 def test_graphs_are_recorded_before_passes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against prices that hold the seconds in which a pass of each size is recorded: with these the first sweep
     takes so long that it is the only one."""
