@@ -1,5 +1,6 @@
 """Attention of drafted rows in training: many short chains, each after a prefix of its sequence."""
 
+from functools import cached_property
 from itertools import groupby
 
 import torch
@@ -24,11 +25,17 @@ class ChainAttention:
     """
 
     def __init__(self, key: Tensor, value: Tensor, sequences: Tensor, before: Tensor) -> None:
-        self._earlier, self._before = (key, value), before
-        self._sequences: list[int] = sequences.tolist()
+        self._earlier, self._sequences, self._before = (key, value), sequences, before
         self._ends: list[int] = before.tolist()
-        assert self._sequences == sorted(self._sequences), "each sequence's anchors are together"
-        self._counts = [len(list(chains)) for _, chains in groupby(self._sequences)]
+        order: list[int] = sequences.tolist()
+        assert order == sorted(order), "each sequence's anchors are together"
+        self._counts = {sequence: len(list(chains)) for sequence, chains in groupby(order)}
+
+    @cached_property
+    def _apart(self) -> list[tuple[Tensor, ...]]:
+        """Earlier keys and values by sequence. Unbound rather than sliced: the gradient of a slice is as large as the
+        tensor it was cut from."""
+        return list(zip(*(rows.unbind() for rows in self._earlier), strict=True))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor, window: int | None = None) -> Tensor:
         """Attend.
@@ -49,24 +56,22 @@ class ChainAttention:
     def _by_chains(self, own: tuple[Tensor, ...], visible: Tensor, window: int | None) -> Tensor:
         """In blocks of chains of one sequence, over no more keys than these see. `own`: query, key, value, before."""
         most = max(1, ROWS_AT_ONCE // own[0].shape[1])
-        sizes = [min(most, count - start) for count in self._counts for start in range(0, count, most)]
-        blocks = zip(*(rows.split(sizes) for rows in own), strict=True)
-        # Unbound and split rather than sliced: the gradient of a slice is as large as the tensor it was cut from.
-        sequences = list(zip(*(rows.unbind() for rows in self._earlier), strict=True))
+        places = [(sequence, min(most, count - at)) for sequence, count in self._counts.items()
+                  for at in range(0, count, most)]  # fmt: skip
+        blocks = zip(*(rows.split([size for _, size in places]) for rows in own), strict=True)
         parts, start = [], 0
-        for block, size in zip(blocks, sizes, strict=True):
+        for block, (sequence, size) in zip(blocks, places, strict=True):
             end = max(self._ends[start : start + size])
-            earlier = (rows[None, :end] for rows in sequences[self._sequences[start]])
+            earlier = (rows[None, :end] for rows in self._apart[sequence])
             parts.append(_recomputed(*(rows[None] for rows in block), *earlier, visible, window)[0])
             start += size
         return torch.cat(parts)
 
     def _by_sequences(self, own: tuple[Tensor, ...], visible: Tensor, window: int | None) -> Tensor:
         """In blocks of whole sequences, their chains padded to equal numbers. `own`: as of `_by_chains`."""
-        count, most = len(self._earlier[0]), max(self._counts)
-        ranks = [rank for own_count in self._counts for rank in range(own_count)]
-        places = torch.tensor([index * most for index in self._sequences]) + torch.tensor(ranks)
-        places = places.to(own[0].device)  # [A] of each chain among all, padded
+        count, most, order = len(self._earlier[0]), max(self._counts.values()), self._sequences
+        ranks = torch.arange(len(order), device=order.device) - torch.searchsorted(order, order)  # in their sequences
+        places = order * most + ranks  # [A] of each chain among all, padded
         padded = (rows.new_zeros(count * most, *rows.shape[1:]).index_copy(0, places, rows) for rows in own)
         per_sequence = most * visible.shape[0] * own[0].shape[2] * (self._earlier[0].shape[1] + visible.shape[1])
         at_once = max(1, SCORES_ON_GPU // per_sequence)
