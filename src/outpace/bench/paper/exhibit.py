@@ -116,6 +116,7 @@ class Row(_Strict):
         method: as `--method` takes it; {reserved} is the retrieved share of the row `after`, {warm} a file of
             `outpace warmup` made for this target, in 5 rounds or in as many as {warm25} says. Empty for a row that
             needs what is missing.
+        stand_in: what is measured on a target that has no drafter for `method`.
         after: the row whose records decide {reserved}; it is measured first.
         runs: labels of the runs that have it; empty for all.
         missing: why the row cannot be measured.
@@ -127,6 +128,7 @@ class Row(_Strict):
 
     name: str
     method: str = ""
+    stand_in: str | None = None
     after: str | None = None
     runs: tuple[str, ...] = ()
     missing: str | None = None

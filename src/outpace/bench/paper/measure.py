@@ -253,24 +253,25 @@ class Suite:
 
     def _measure_job(self, model: Model, job: SetRun, advance: Callable[[int, bool], None]) -> None:
         usable = self._usable(model, job)
-        first = {method: self._with_warm_file(method) for method in usable if "{reserved}" not in method}
+        first = {asked: self._with_warm_file(own) for asked, own in usable.items() if "{reserved}" not in own}
         self._measure(model, job, first, advance)
         if later := [method for method in usable if "{reserved}" in method]:
             self._measure(model, job, self._reserved(job, later), lambda tokens, is_new: None)
 
-    def _usable(self, model: Model, job: SetRun) -> list[str]:
-        """Methods of a job that this target has what they need for."""
-        found = []
+    def _usable(self, model: Model, job: SetRun) -> dict[str, str]:
+        """Methods of a job, with themselves or what stands in for them: what this target has a drafter for."""
+        found = {}
         for method, row in job.rows.items():
-            try:
-                if row.missing is None:
-                    model.proposer(self._with_warm_file(method.replace("{reserved}", "0.5")))
-                    found.append(method)
-                    continue
-                reason: object = row.missing
-            except OutpaceError as error:
-                reason = error
-            self._leave_out(job, [method], reason)
+            reason: object = row.missing
+            for own in [] if row.missing is not None else [method, *([row.stand_in] if row.stand_in else [])]:
+                try:
+                    model.proposer(self._with_warm_file(own.replace("{reserved}", "0.5")))
+                    found[method] = own
+                    break
+                except OutpaceError as error:
+                    reason = reason or error
+            if method not in found:
+                self._leave_out(job, [method], reason)
         return found
 
     def train(self, exhibits: Sequence[Exhibit]) -> None:

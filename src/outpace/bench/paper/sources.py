@@ -91,10 +91,12 @@ class RecordFolder:
         return "; ".join(run.described() for run in runs)
 
     def method(self, run: ExhibitRun, row: Row) -> str:
-        """With what stood for {warm} and {reserved}."""
+        """With what stood for {warm} and {reserved}, or in for the row's method."""
         key = SetRun(run, run.sets[0], row.needs_drafter).key
         found: str = self.manifest["names"].get(f"{key} {row.method}", row.method)
-        return found.replace(f"{self.folder}/", "")
+        own = found.partition(":")[0] == row.method.partition(":")[0]
+        text = "" if own else f", in place of {row.method}, for which this target has no drafter"
+        return found.replace(f"{self.folder}/", "") + text
 
 
 @dataclass

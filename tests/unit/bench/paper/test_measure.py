@@ -106,6 +106,16 @@ def test_a_row_that_needs_what_is_missing_is_listed_with_the_reason(suite: Calla
     assert found.findings[0].verdict == "not testable here"
 
 
+def test_a_row_without_a_drafter_is_measured_by_what_stands_in_for_it(suite: Callable[[], Suite]) -> None:
+    """Guards against claims that a target without the paper's own drafter cannot test, and a stand-in unsaid."""
+    row = {"name": "Medusa", "method": "medusa:budget=7", "stand_in": "recycle:budget=3"}
+    (found,) = shown(suite(), exhibit(rows=[ROWS[1], row], claims=[]))
+    lines = {line["row"]: line for line in found.table()}
+    assert lines["Medusa"]["prompts"] == 6
+    assert lines["Medusa"]["method"].startswith("recycle:budget=3, in place of medusa:budget=7")
+    assert lines["PLD"]["method"] == ROWS[1]["method"]
+
+
 @pytest.mark.thorough
 def test_drafters_that_rows_need_are_trained(data: Path, tmp_path: Path) -> None:
     """Guards against ablations that nobody can repeat, and a training that begins anew when a run goes on."""
