@@ -24,7 +24,8 @@ class Needs:
     """Outputs of the target that a method reads, and how it is budgeted.
 
     Attributes:
-        top_k: ids of the k largest logits at every verified node and prompt position; 0 for none.
+        top_k: ids of the k largest logits at every verified node, and at every prompt position of requests that follow
+            no prices; 0 for none.
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
             the embeddings, i the output of layer i - 1; the number of layers stands for the output of the final norm,
             one more for its input.
@@ -91,7 +92,7 @@ class PromptChunk:
 
     Attributes:
         tokens: [C] int64.
-        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; no top ids where drafting does not pay.
+        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; no top ids where it follows prices.
         before: the id before the first of them; NO_TOKEN at the beginning of a prompt.
     """
 

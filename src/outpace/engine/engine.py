@@ -96,12 +96,11 @@ class Steps:
 
     def _prompts(self, filling: Sequence[Gain], decoding: Sequence[Gain]) -> Prompts:
         """The next chunks of prompts, as large as their time allows."""
-        rows, is_busy = self._prefill_chunk * len(filling), bool(decoding)
+        rows = self._prefill_chunk * len(filling)
         if self._pricing is not None:
             context = written_of([gain.session for gain in filling])
             rows = min(rows, self._pricing.prompt_rows([gain.session for gain in decoding], len(filling), context))
-            is_busy = is_busy or not self._pricing.pays(len(filling))
-        return Prompts(filling, rows, self._prefill_chunk, is_busy)
+        return Prompts(filling, rows, self._prefill_chunk)
 
     def end(self, sessions: Sequence[Session]) -> None:
         """End requests that were cancelled."""

@@ -129,10 +129,6 @@ class Pricing:
                 budgets[index] = nodes
         return RoundPlan(budgets, prices)
 
-    def pays(self, count: int) -> bool:
-        """Whether drafting pays in rounds of so many requests, as far as is known."""
-        return count == 1 or self._rates.pays(count)
-
     def learn(
         self,
         sessions: Sequence[Session],

@@ -40,11 +40,9 @@ class Prompts:
         gains: of requests whose prompts are being written, in order of arrival.
         rows: of all chunks, one or more.
         most: rows of one of them.
-        is_busy: other requests wait for the pass. Methods that follow prices then skip the target's top ids in a
-            prompt, which take a product with the whole vocabulary at every position.
     """
 
-    def __init__(self, gains: Sequence[Gain], rows: int, most: int, is_busy: bool) -> None:
+    def __init__(self, gains: Sequence[Gain], rows: int, most: int) -> None:
         self._gains, self.chunks = list[Gain](), list[Chunk]()
         missing = [min(len(gain.session.prompt_ids) - gain.session.prefilled, most) for gain in gains]
         for gain, count in zip(gains, shares(missing, rows), strict=True):
@@ -55,9 +53,11 @@ class Prompts:
             gain.prefilled = session.prefilled + count
             tokens = torch.tensor(session.prompt_ids[session.prefilled : gain.prefilled])
             is_last = gain.prefilled == len(session.prompt_ids)
-            is_spared = is_busy and (session.is_priced or session.is_sized)
+            # A product with the whole vocabulary at every position delays the first token by a fifth. Methods that
+            # follow prices draft as much without it: other texts and rounds teach their transitions enough.
+            wants_top = needs.top_k > 0 and not session.is_priced
             self._gains.append(gain)
-            self.chunks.append(Chunk(session.slot, tokens, needs.top_k > 0 and not is_spared, is_last, needs.taps))
+            self.chunks.append(Chunk(session.slot, tokens, wants_top, is_last, needs.taps))
 
     @property
     def rows(self) -> int:

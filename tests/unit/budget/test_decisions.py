@@ -1,8 +1,6 @@
 """Decisions on drafts: the exploration schedule, options of a round, rounds with and without drafts, sizes of trees."""
 
-from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +8,10 @@ import torch
 
 from outpace.budget.costs import PassTimes
 from outpace.budget.decisions import Exploration, RoundRates, TimedOption, TreeSizes
-from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
-from outpace.engine.engine import Engine
-from outpace.testing import ToyTarget
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
 from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.engine.test_sizing import V, steep
+from tests.unit.engine.test_sizing import V
 
 PROPOSER = StaticProposer(TokenRecycling(TransitionMatrix(V, torch.device("cpu"))), Chain(), 4, torch.device("cpu"))
 TIMES = PassTimes(tuple(10 + 0.5 * node for node in range(17)))
@@ -168,18 +162,6 @@ def test_the_last_request_of_a_batch_drafts_as_one_alone() -> None:
     assert sizes.budgets(2, TIMES, 0.3) == [3, 3]
 
 
-class WantedTop(ToyTarget):
-    """A target that records for which prompts its top ids are wanted at every position."""
-
-    def __init__(self) -> None:
-        super().__init__(V, max_length=64)
-        self.wanted: dict[int, bool] = {}
-
-    def run_pass(self, chunks: Sequence[Chunk], *trees: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
-        self.wanted |= {int(chunk.tokens[0]): chunk.want_top for chunk in chunks}
-        return super().run_pass(chunks, *trees)
-
-
 def drafted(rates: RoundRates, rounds: int, count: int, gain: float, ms: float, plain_ms: float = 10.0) -> list[bool]:
     """Which of some rounds draft, where drafts gain so many tokens per request in so much time. Those that begin to
     draft take ten times as long."""
@@ -214,25 +196,6 @@ def test_other_numbers_of_requests_are_interpolated() -> None:
     assert rates.pays(13)
     drafted(rates, 400, 13, 1.1, 40.0, plain_ms=16.0)
     assert not rates.pays(13)
-
-
-def test_crowded_prompts_teach_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against time of every prompt spent on top ids that no draft uses, and against prompts that teach nothing
-    to requests whose budgets were given, or whose trees affect the answer."""
-    monkeypatch.setattr(RoundRates, "pays", lambda rates, count: False)
-    target = WantedTop()
-    engine = Engine(target, costs=steep(tmp_path))
-    rejected = SamplingParams(max_new_tokens=4, verification="rejection", temperature=1.0, seed=2)
-    asked = ((1, SamplingParams(), None), (2, SamplingParams(), 3), (3, rejected, None))
-    sessions = [engine.add([first, 5, 5], params, PROPOSER, budget) for first, params, budget in asked]
-    engine.step()
-    assert target.wanted == {1: False, 2: True, 3: True}
-    alone = WantedTop()
-    engine = Engine(alone, costs=steep(tmp_path))
-    sessions = [engine.add([1, 5, 5], SamplingParams(), PROPOSER, None)]
-    engine.step()
-    assert alone.wanted == {1: True}
-    assert sessions
 
 
 def sized(sizes: TreeSizes, accepted: int, rounds: int, drafting_ms: float) -> list[list[int]]:

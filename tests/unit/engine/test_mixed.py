@@ -35,7 +35,7 @@ class Clocked(ToyTarget):
 
     def __init__(self) -> None:
         super().__init__(VOCAB, max_length=4200, max_slots=SLOTS)
-        self.now, self.wanted = 0.0, list[tuple[int, bool]]()
+        self.now, self.wanted = 0.0, dict[int, bool]()  # by first token of a prompt
         self._flat = torch.arange(VOCAB).float()
 
     def logits(self, ids: Sequence[int], position: int) -> Tensor:
@@ -50,7 +50,7 @@ class Clocked(ToyTarget):
     ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
         rows = sum(len(chunk.tokens) for chunk in chunks) + sum(map(len, trees))
         self.now += (ROUND_MS + ROW_MS * rows) / 1e3
-        self.wanted += [(len(chunk.tokens), chunk.want_top) for chunk in chunks]
+        self.wanted |= {int(chunk.tokens[0]): chunk.want_top for chunk in chunks}
         return super().run_pass(chunks, slots, trees, taps)
 
 
@@ -130,20 +130,16 @@ def test_a_short_prompt_behind_a_long_one_is_answered_first(target: Clocked, is_
     assert stream is None or not stream.has_ended
 
 
-def test_prompts_teach_where_no_stream_waits(target: Clocked) -> None:
-    """Guards against retrieval that learns from no prompt, since passes are shared, and against streams that wait while
-    the whole vocabulary is scored for every row of a prompt."""
-    engine = Engine(target, costs=PassCosts())
-    proposer = named("outpace:draft=none", VOCAB)
-    alone = add(engine, LONG[:300], proposer)
-    while alone.is_filling:
-        engine.step()
-    assert {wanted for _, wanted in target.wanted} == {True}
-    target.wanted.clear()
-    crowded = add(engine, [7] * 30, proposer)
+def test_prompts_of_requests_that_follow_prices_are_not_scored(target: Clocked) -> None:
+    """Guards against a first token that waits for top ids which hardly any draft uses, and against prompts that teach
+    nothing to requests whose budgets were given, or whose trees affect the answer."""
+    engine, proposer = Engine(target, costs=PassCosts()), named("outpace:draft=none", VOCAB)
+    rejected = SamplingParams(verification="rejection", temperature=1.0, seed=2)
+    asked = ((1, SamplingParams(), None), (2, SamplingParams(), 3), (3, rejected, None))
+    sessions = [engine.add([first, 5, 5], params, proposer, budget) for first, params, budget in asked]
     engine.step()
-    assert crowded.prefilled
-    assert {wanted for _, wanted in target.wanted} == {False}
+    assert target.wanted == {1: False, 2: True, 3: True}
+    assert sessions
 
 
 def test_chunks_and_trees_of_a_pass_change_nothing_in_a_toy() -> None:

@@ -205,8 +205,9 @@ class TransitionMatrix:
 
 
 class MatrixLearner(Stateless):
-    """Refreshes a matrix with the target's answers: the rows of all tokens of prompts and of verified nodes, accepted
-    or not. A request's state is the matrix that it reads and updates; rows do not depend on positions.
+    """Refreshes a matrix with the target's answers: the rows of all verified nodes, accepted or not, and of the tokens
+    of prompts that have top ids. A request's state is the matrix that it reads and updates; rows do not depend on
+    positions.
 
     Args:
         private: every request has a matrix of its own and drops it when it ends. A request opened alone always has one,
