@@ -82,6 +82,7 @@ PEERS = {
         flags=(
             *("GGML_NATIVE=ON", "GGML_CCACHE=OFF", "LLAMA_OPENSSL=OFF", "LLAMA_BUILD_UI=OFF"),
             *("LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF"),
+            "CMAKE_CXX_FLAGS=-U__AMX_INT8__",  # its tiles crash: github.com/ggml-org/llama.cpp/issues/20824
         ),
         programs=("llama-server", "llama-quantize", "llama-perplexity", "llama-bench"),
     ),
