@@ -255,7 +255,7 @@ class Suite:
         usable = self._usable(model, job)
         first = {asked: self._with_warm_file(own) for asked, own in usable.items() if "{reserved}" not in own}
         self._measure(model, job, first, advance)
-        if later := [method for method in usable if "{reserved}" in method]:
+        if later := [asked for asked, own in usable.items() if "{reserved}" in own]:
             self._measure(model, job, self._reserved(job, later), lambda tokens, is_new: None)
 
     def _usable(self, model: Model, job: SetRun) -> dict[str, str]:
