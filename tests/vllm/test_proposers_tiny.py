@@ -15,9 +15,9 @@ from outpace.budget.decisions import RoundRates
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.methods.catalog import parse_method
 from outpace.methods.stores import stored_proposer
 from outpace.trees.linear_form import LinearForm
+from outpace.vllm.settings import linear_method
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.tiny import Tiny
 
@@ -110,7 +110,7 @@ def our_chains(tiny: Tiny, method: str, drafter: Path | None) -> tuple[list[int]
     """An answer, and by prompt and answer so far what a method's linear form drafts in our own engine."""
     named = None if drafter is None else str(drafter)
     loaded = outpace.load(str(tiny.target), "plain", drafter=named, dtype="float32", max_model_len=512)
-    form = Capped(stored_proposer(parse_method(method), loaded.drafters), 0.0)
+    form = Capped(stored_proposer(linear_method(method, named), loaded.drafters), 0.0)
     ids, chains = list(PROMPTS[3]), {}
     params = SamplingParams(max_new_tokens=LONG, ignore_eos=True, trace=True)
     for event in loaded.stream(PROMPTS[3], params=params, method=form):
