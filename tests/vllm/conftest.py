@@ -6,7 +6,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from outpace.data.workload import read_workload
-from outpace.models.export import export
+from outpace.drafters.ranked_vocabulary import FILE_NAME as VOCABULARY
+from outpace.lib.checkpoint import read_object
+from outpace.lib.int8 import is_quantized
+from outpace.models.export import export, export_drafter
 from outpace.models.loading.pull import pull
 from outpace.models.loading.shipped import shipped_folder
 from tests.vllm import engines  # noqa: F401  sets what vLLM reads when it is imported
@@ -31,9 +34,14 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shipped() -> dict[str, Path]:
-    """The drafters that ship for it, as they ship: "domino", "dflash", "eagle3" and "draft-lm"."""
-    return {folder.parent.name: folder.parent for folder in (shipped_folder() / TARGET).glob("*/config.json")}
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The drafters that ship for it, as `outpace serve --engine vllm` gives them to vLLM, which does not read our 8
+    bits: "domino", "dflash" and "eagle3" exported in bfloat16, "draft-lm" as it ships."""
+    exports, found = tmp_path_factory.mktemp("exports"), {}
+    for file in (shipped_folder() / TARGET).glob("*/config.json"):
+        folder, is_ours = file.parent, is_quantized(read_object(file))
+        found[folder.name] = export_drafter(folder, exports, VOCABULARY) if is_ours else folder
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The real model with the drafters that ship, as they ship."""
+"""The real model with the drafters that ship, as vLLM is given them."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_domino_drafts_here_what_it_drafts_there(
     plain: list[list[int]], smollm2: Path, shipped: dict[str, Path], prompts: list[list[int]]
 ) -> None:
     """Guards against a drafter that ships and drafts something else in vLLM: its ranked vocabulary, its narrow W2 and
-    its bfloat16 file included. Without its head fewer drafts must be accepted."""
+    its export from 8 bits included. Without its head fewer drafts must be accepted."""
     answers, ours = our_drafts(smollm2, "domino", shipped["domino"], prompts, LENGTH)
     with engine(smollm2, speculative("dflash", shipped["domino"], DRAFTS)) as made:
         head, before, recorded = made.drafter.head, made.counts(), made.record()
@@ -41,10 +41,10 @@ def test_domino_drafts_here_what_it_drafts_there(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "drafts"), [("dflash", DRAFTS), ("eagle3", 3)])
-def test_other_drafters_that_ship_load_as_they_are(
+def test_other_drafters_that_ship_load(
     plain: list[list[int]], smollm2: Path, shipped: dict[str, Path], prompts: list[list[int]], kind: str, drafts: int
 ) -> None:
-    """Guards against folders of `outpace train` that stock vLLM refuses, and a drafter that is never right."""
+    """Guards against exports that stock vLLM refuses, and a drafter that is never right."""
     with engine(smollm2, speculative(kind, shipped[kind], drafts)) as made:
         assert made.generate(prompts, LENGTH) == plain
         drafted, accepted = made.counts()
