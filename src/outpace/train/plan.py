@@ -50,7 +50,7 @@ def plan(run: Run) -> dict[str, Any]:
     steps = min(steps, training.max_steps or steps)
     seconds, memory = {}, 0.0
     if run.answers is None:
-        seconds["answers"] = samples.supervised * scale / answer_speed(run, items)
+        seconds["answers"] = answer_seconds(run, items, count + held_out, samples.supervised * scale)
     per_pass, memory = try_training(objective, samples, sampler, training)
     seconds["training"] = per_pass * sampler.passes * steps
     supervised = round(samples.supervised * scale)
@@ -107,12 +107,15 @@ def try_training(
     return sum(times[1:]) / TRIED_PASSES, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def answer_speed(run: Run, items: Sequence[WorkItem]) -> float:
-    """Tokens per second of the target in full batches."""
+def answer_seconds(run: Run, items: Sequence[WorkItem], turns: int, tokens: float) -> float:
+    """Seconds that the target takes to answer so many turns with so many tokens in all, in full batches."""
     how = run.settings.regenerate
-    model = load(run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size)
-    params = SamplingParams(max_new_tokens=TRIED_TOKENS, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": run.dtype, "device": run.device, "max_num_seqs": how.batch_size}
+    model = load(run.target, "plain", enable_prefix_caching=False, **options)
     prompts = [model.encode(item.prompt(0, [])) for item in items[: how.batch_size]]
-    started = perf_counter()
-    made = model.generate(prompts, params)
-    return sum(len(one.token_ids) for one in made) / (perf_counter() - started)
+    seconds = []
+    for length in (1, 1 + TRIED_TOKENS):  # prompts alone, then with tokens behind them
+        started = perf_counter()
+        model.generate(prompts, SamplingParams(max_new_tokens=length, ignore_eos=True))
+        seconds.append((perf_counter() - started) / len(prompts))
+    return turns * seconds[0] + tokens * max(0.0, seconds[1] - seconds[0]) / TRIED_TOKENS
