@@ -9,6 +9,10 @@ class InvalidRequest(OutpaceError, ValueError):
     """A request cannot be served as asked: a bad parameter, an empty prompt, a prompt that does not fit."""
 
 
+class NoDrafter(InvalidRequest):
+    """A method needs a drafter of a kind that was not named and does not ship for the target."""
+
+
 class ModelError(OutpaceError):
     """A model cannot be found, read or trusted."""
 

@@ -22,7 +22,7 @@ from outpace.drafters.load import fingerprint, fingerprint_of, is_net, load_net,
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, NoDrafter
 from outpace.methods.catalog import MethodLike, MethodSpec, build_proposer, parse_method
 from outpace.methods.defaults import default_method, settled
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
@@ -110,7 +110,7 @@ class DrafterStore:
         if named is None or wanted is None or wanted not in kinds():
             return
         if wanted != named and wanted not in kinds()[named].serves:
-            raise InvalidRequest(
+            raise NoDrafter(
                 f"drafter={self._drafter!r} is {said_of(named)}, and method {str(spec)!r} needs {said_of(wanted)}: "
                 f"name another drafter, or draft with this one by method {kinds()[named].default_method!r}"
             )
@@ -159,7 +159,7 @@ class DrafterStore:
     def _kept(self, kind: str | None) -> tuple[nn.Module, str]:
         place = self._place(kind)
         if place is None:
-            raise InvalidRequest(
+            raise NoDrafter(
                 f"this method needs a trained drafter of kind {kind}: name its checkpoint with drafter= (--drafter), "
                 f"or make one with `outpace train {kind}`; {self._what_ships()}"
             )

@@ -26,7 +26,7 @@ from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem, read_workload
-from outpace.lib.errors import InvalidRequest, OutpaceError
+from outpace.lib.errors import InvalidRequest, NoDrafter, OutpaceError
 
 MANIFEST = "manifest.json"
 WARM_ROUNDS, WARM_SET = 5, "sharegpt"  # of Graft's warm-up (its table 4): rounds, and whose prompts
@@ -270,6 +270,8 @@ class Suite:
                     break
                 except OutpaceError as error:
                     reason = reason or error
+                    if not isinstance(error, NoDrafter):
+                        break  # the report says that a stand-in is for want of a drafter
             if method not in found:
                 self._leave_out(job, [method], reason)
         return found

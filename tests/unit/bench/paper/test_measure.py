@@ -116,6 +116,14 @@ def test_a_row_without_a_drafter_is_measured_by_what_stands_in_for_it(suite: Cal
     assert lines["PLD"]["method"] == ROWS[1]["method"]
 
 
+def test_a_row_that_is_refused_for_another_reason_is_not_replaced(suite: Callable[[], Suite]) -> None:
+    """Guards against a mistake in a row that passes for a drafter that is missing."""
+    row = {"name": "TR", "method": "recycle:budget=6,warm=lost.safetensors", "stand_in": "recycle:budget=3"}
+    (found,) = shown(suite(), exhibit(rows=[ROWS[1], row], claims=[]))
+    (line,) = [one for one in found.table() if one["row"] == "TR"]
+    assert "lost.safetensors" in line["why_not"]
+
+
 @pytest.mark.thorough
 def test_drafters_that_rows_need_are_trained(data: Path, tmp_path: Path) -> None:
     """Guards against ablations that nobody can repeat, and a training that begins anew when a run goes on."""
