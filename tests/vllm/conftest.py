@@ -6,12 +6,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from outpace.data.workload import read_workload
-from outpace.drafters.ranked_vocabulary import FILE_NAME as VOCABULARY
-from outpace.lib.checkpoint import read_object
-from outpace.lib.int8 import is_quantized
-from outpace.models.export import export, export_drafter
+from outpace.models.export import export
 from outpace.models.loading.pull import pull
-from outpace.models.loading.shipped import shipped_folder
+from outpace.vllm.speculation import speculation
 from tests.vllm import engines  # noqa: F401  sets what vLLM reads when it is imported
 from tests.vllm.tiny import Tiny, write_tiny
 
@@ -34,13 +31,14 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The drafters that ship for it, as `outpace serve --engine vllm` gives them to vLLM, which does not read our 8
-    bits: "domino", "dflash" and "eagle3" exported in bfloat16, "draft-lm" as it ships."""
+def shipped(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The trained drafters that ship for it, "domino", "dflash" and "eagle3", as `outpace serve --engine vllm` gives
+    them to vLLM, which does not read our 8 bits."""
     exports, found = tmp_path_factory.mktemp("exports"), {}
-    for file in (shipped_folder() / TARGET).glob("*/config.json"):
-        folder, is_ours = file.parent, is_quantized(read_object(file))
-        found[folder.name] = export_drafter(folder, exports, VOCABULARY) if is_ours else folder
+    for method in ("domino", "dflash", "eagle3"):
+        config, _ = speculation(TARGET, method, None, None, exports)
+        assert config is not None
+        found[method] = Path(config["model"])
     return found
 
 
