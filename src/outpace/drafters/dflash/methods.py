@@ -36,13 +36,14 @@ def block_proposer(
     source: BlockSource,
     method: str,
     grower: type[GrowingProposer] = GrowingProposer,
+    nodes: int = 15,
 ) -> Proposer:
-    """The proposer of a block drafter's source."""
+    """The proposer of a block drafter's source. `nodes`: of a tree on a CPU by default."""
     if options.shape == "chain" and (options.budget or 0) > source.depth:
         raise InvalidRequest(
             f"method {method!r}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
-    budget = source.depth if options.shape in ("chain", "cut") else context.default_budget(15, 60)
+    budget = source.depth if options.shape in ("chain", "cut") else context.default_budget(nodes, 60)
     return shaped(source, options, context, budget, grower=grower)
 
 
