@@ -234,7 +234,7 @@ def test_records_have_the_options_that_were_in_effect(
     assert union["files"] == {"warm": of(transitions), "vocabulary": of(ranked)}
     assert (union["warm"], union["context"], union["follows_prices"]) == (str(transitions), 2, True)
     assert union["draft_options"]["breadth"] == 10
-    assert (eagle["files"], eagle["budget"], eagle["follows_prices"]) == ({"vocabulary": of(ranked)}, 15, True)
+    assert (eagle["files"], eagle["budget"], eagle["follows_prices"]) == ({"vocabulary": of(ranked)}, 7, True)
     assert eagle["shape_settings"]["depth"] == 8
     assert (graft["files"], graft["vocabulary"], graft["warm"], graft["context"]) == ({}, "all", "none", 1)
     assert (graft["budget"], graft["follows_prices"], graft["shape_settings"]["depth"]) == (7, False, 9)

@@ -134,11 +134,11 @@ def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, 
     context = model.drafters.context_for("eagle3")
     elsewhere = replace(context, device=torch.device("cuda"))
     for method, trees in (
-        ("echo", ((15, 8), (60, 9))),
-        ("graft:retrieve=none", ((15, 8), (60, 9))),
-        ("graft:retrieve=none,shape=beam", ((15, 8), (60, 9))),
+        ("echo", ((7, 8), (60, 9))),
+        ("graft:retrieve=none", ((7, 8), (60, 9))),
+        ("graft:retrieve=none,shape=beam", ((7, 8), (60, 9))),
         ("graft:retrieve=none,depth=7,budget=20", ((20, 7), (20, 7))),
-        ("eagle3", ((15, 8), (59, 8))),
+        ("eagle3", ((7, 8), (59, 8))),
     ):
         for where, (budget, depth) in zip((context, elsewhere), trees, strict=True):
             proposer = build_proposer(parse_method(method), where)

@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import BuildContext, Drafted
+from outpace.drafters.build_context import CPU_NODES, BuildContext, Drafted
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.source import block_source
@@ -36,14 +36,13 @@ def block_proposer(
     source: BlockSource,
     method: str,
     grower: type[GrowingProposer] = GrowingProposer,
-    nodes: int = 15,
 ) -> Proposer:
-    """The proposer of a block drafter's source. `nodes`: of a tree on a CPU by default."""
+    """The proposer of a block drafter's source."""
     if options.shape == "chain" and (options.budget or 0) > source.depth:
         raise InvalidRequest(
             f"method {method!r}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
-    budget = source.depth if options.shape in ("chain", "cut") else context.default_budget(nodes, 60)
+    budget = source.depth if options.shape in ("chain", "cut") else context.default_budget(CPU_NODES, 60)
     return shaped(source, options, context, budget, grower=grower)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from pydantic import Field
 
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import BuildContext, check_sizes
+from outpace.drafters.build_context import CPU_NODES, BuildContext, check_sizes
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.method import Method, preset
@@ -18,7 +18,7 @@ from outpace.lib.errors import InvalidRequest
 class EagleOptions(ModelOptions):
     """EAGLE-3.
 
-    Its default tree is its authors' (60, 7, 10): 59 drafted nodes and 8 tokens on the longest path; on a CPU 15 nodes.
+    Its default tree is its authors' (60, 7, 10): 59 drafted nodes and 8 tokens on the longest path; on a CPU 7 nodes.
     Graft's paper gives EAGLE-3, ECHO and Graft one tree: off the CPU compare with budget=60,depth=9.
     """
 
@@ -37,7 +37,7 @@ def _eagle3(
     taps = config.taps_of(layers)
     source = EagleSource(net, target.embedding, target.head, taps, *sizes, options.noise, vocabulary)
     defaults = {} if depth is None or context.device.type == "cpu" else {"depth": depth}
-    return shaped(source, options, context, context.default_budget(15, budget), defaults)
+    return shaped(source, options, context, context.default_budget(CPU_NODES, budget), defaults)
 
 
 def _fr_spec(options: ModelOptions, context: BuildContext) -> Proposer:
@@ -70,7 +70,7 @@ METHODS = {
     "ddd": preset(
         _on_eagle3("ddd"), "DDD: EAGLE-3's beam, deeper while it holds much probability", ("ddd",), shape="ddd"
     ),
-    # ECHO and Graft draft in the tree of Graft's paper: 60 nodes and a depth of 9; on a CPU 15 nodes and a depth of 8,
+    # ECHO and Graft draft in the tree of Graft's paper: 60 nodes and a depth of 9; on a CPU 7 nodes and a depth of 8,
     # as EAGLE-3 has them there. Of Graft's nodes a draft that ended keeps 8, 24 or 40 of 60.
     "echo": preset(
         _on_eagle3("echo", 60, 9), "ECHO: EAGLE-3's beam; doubtful drafts lend their slots", ("echo",), shape="echo"

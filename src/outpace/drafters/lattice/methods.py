@@ -17,8 +17,6 @@ from outpace.trees.proposer import GrowingProposer, GrowingState
 from outpace.trees.shapes.beam import BestFirst
 
 BEST = "best-first"
-NODES = 7
-"""Of a tree on a CPU by default: with a 4-bit file of 1.5 B parameters 1.4 times as fast as 15 on three machines."""
 
 
 class LatticeOptions(ModelOptions):
@@ -47,7 +45,7 @@ def _lattice(options: LatticeOptions, context: BuildContext) -> Proposer:
     net, target, head = trained_block(options, context, LatticeNet, "lattice")
     source = LatticeSource(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
     grower = LatticeProposer if options.shape == BEST else GrowingProposer
-    return block_proposer(options, context, source, "lattice", grower, NODES)
+    return block_proposer(options, context, source, "lattice", grower)
 
 
 LATTICE = Method(_lattice, "the lattice: the most probable paths of one pass", LatticeOptions, "lattice")

@@ -14,13 +14,15 @@ from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, DraftRequest, PromptChunk
 from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.engine.engine import Engine
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.target import TransformersTarget
 from outpace.testing import decode
-from outpace.testing.toy import draft_request
+from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, SUBSET, proposer_of, source_of
@@ -222,3 +224,14 @@ def test_a_context_longer_than_the_nets(kind: str) -> None:
         (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
         assert session.generated == plain.generated
         assert (session.metrics.drafted > 0) == (len(prompt) < 35)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "graft", "domino:shape=beam", "dflash:shape=beam", "lattice"])
+def test_trees_have_seven_nodes_on_a_cpu(method: str) -> None:
+    """Guards against the 15 nodes of before, which made these methods 1.2 to 1.4 times slower (docs/log.md)."""
+    target = tiny_target(tiny_config("llama"))
+    spec = parse_method(method)
+    net = source_of(spec.drafter or "", target).net
+    around = BuildContext(target.vocab_size, target.device, no_draft_model, target, lambda: net)
+    assert build_proposer(spec, around).budget == 7
+    assert build_proposer(parse_method(f"{method}{',' if ':' in method else ':'}budget=15"), around).budget == 15
