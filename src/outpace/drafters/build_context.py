@@ -35,8 +35,8 @@ class Drafted(Protocol):
 
 
 CPU_NODES = 7
-"""Drafted nodes that a tree of a trained drafter has on a CPU by default: with the pending token 8 rows, which cost
-little more than one. With 15 nodes all such methods were slower on SmolLM2-135M and a 4-bit 1.5B."""
+"""Drafted nodes of EAGLE-3's and block drafters' trees on a CPU by default: with the pending token 8 rows, which
+kernels multiply together. With 15 nodes they were slower on SmolLM2-135M and a 4-bit 1.5B (docs/log.md)."""
 
 
 @dataclass(frozen=True)
