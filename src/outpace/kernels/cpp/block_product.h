@@ -55,18 +55,24 @@ struct Parts {
   const int8_t* four(int r, int at) const { return numbers + (kAlternate ? at * R + 4 * r : size_t(r) * stride + at); }
   size_t scale_at(int r) const { return kAlternate ? r : size_t(r) * (inputs / kPart); }
   template <int R>
-  int32_t sum(int r, int half) const { return sums[kAlternate ? half * R + r : size_t(r) * (inputs / 16) + half]; }
+  int32_t stored_sum(int r, int half) const { return sums[kAlternate ? half * R + r : size_t(r) * (inputs / 16) + half]; }
+  template <int R>
+  int32_t sum(int r, int half) const {
+    const int32_t stored = stored_sum<R>(r, half);
+    return kPairs ? (stored >> 16) + int16_t(stored) : stored;
+  }
 };
 
-#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__) && defined(__AVXVNNI__)) || !defined(__AVX2__)
-// How many groups of 4 inputs are summed before a sum is widened; 0 where nothing needs widening.
+// Sums in 16 bits fit for as many groups of 4 inputs: two products of each, of at most 127 and a code less its offset.
+// That products are of whole codes does no harm, as long as two fit: what is too much is taken off modulo 2^16.
 template <class F>
-static constexpr int groups_of_pairs() { return 0; }
-#else
-// Sums of products are kept in 16 bits: two products of each group, of a code and at most 127.
+static constexpr int groups_of_pairs() {
+  return F::largest == 255 ? 1 : std::min(F::shared / 4, 32767 / (2 * 127 * std::max(F::offset, F::largest - F::offset)));
+}
+
+// Scales multiply integers where a part has two of them, so that floats take its sum only.
 template <class F>
-static constexpr int groups_of_pairs() { return F::largest == 255 ? 1 : 32767 / (2 * 127 * F::largest); }
-#endif
+static constexpr bool scales_integers() { return kPairs && F::shared == 16 && F::scale == kSigned; }
 
 typedef int16_t PairLanes __attribute__((vector_size(4 * kLanes)));
 
@@ -104,12 +110,31 @@ static inline PairLanes pair_products(CodeLanes codes, int32_t four) {
 #endif
 }
 
-static inline IntLanes widen_pairs(PairLanes pairs) {
+// Each lane: both sums times their factors, in 32 bits.
+static inline IntLanes widen_pairs(PairLanes pairs, PairLanes factors) {
 #if defined(__AVX512BW__)
-  return (IntLanes)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+  return (IntLanes)_mm512_madd_epi16((__m512i)pairs, (__m512i)factors);
 #else
-  return (IntLanes)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+  return (IntLanes)_mm256_madd_epi16((__m256i)pairs, (__m256i)factors);
 #endif
+}
+
+// Signed bytes, each in both halves of a lane.
+static inline PairLanes byte_pairs(const uint8_t* from) {
+#if defined(__AVX512BW__)
+  const __m512i own = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+  return (PairLanes)_mm512_srai_epi16(_mm512_or_si512(_mm512_slli_epi32(own, 24), _mm512_slli_epi32(own, 8)), 8);
+#else
+  const __m256i own = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+  return (PairLanes)_mm256_srai_epi16(_mm256_or_si256(_mm256_slli_epi32(own, 24), _mm256_slli_epi32(own, 8)), 8);
+#endif
+}
+
+// Integers of a part that share a scale: what codes are too large by, times their sum, in pairs.
+template <class F, int R>
+static inline PairLanes offset_pairs(const Parts& x, int r, int at) {
+  const auto sums = [&](int half) { return (PairLanes)(IntLanes{} + x.stored_sum<R>(r, half)); };
+  return (F::shared == 16 ? sums(at / 16) : sums(0) + sums(1)) * int16_t(F::offset);
 }
 #endif
 
@@ -159,7 +184,7 @@ static constexpr int offset_of() {
 #if defined(__aarch64__)
   return F::largest == 255 ? F::offset - 128 + UnsignedBytes::offset : F::offset;
 #else
-  return groups_of_pairs<F>() == 1 && F::largest == 255 ? F::offset - 128 : F::offset;
+  return F::offset;
 #endif
 }
 
@@ -183,11 +208,17 @@ struct Turn {
   bool has(int part) const { return (part & mask) == own; }
 };
 
+template <class F, bool Expanded>
+static inline CodeLanes codes_of_four(const uint8_t* codes_of, int group, int v) {
+  if constexpr (Expanded) return load_codes(codes_of + group * 128 + v * sizeof(CodeLanes));
+  else return codes_at<F>(codes_of, group, v);
+}
+
 // The integer sums of V vectors of outputs over the inputs from `at` on that share a scale, of which the codes' offset is
 // taken off.
 template <class F, int R, int V, bool Expanded>
 static inline void sum_part(const uint8_t* codes_of, const uint8_t* ahead, const Parts& x, int part, int at, int v, IntLanes (&whole)[R][V]) {
-  constexpr int groups = F::shared / 4, pairs = groups_of_pairs<F>(), offset = offset_of<F>();
+  constexpr int groups = F::shared / 4, offset = offset_of<F>();
 UNROLL
   for (int r = 0; r < R; ++r) {
     int32_t start = 0;
@@ -203,14 +234,8 @@ UNROLL
   }
 #endif
   const auto take_codes = [&](int group, int each) {
-    if (pairs == 0 && ahead && each == 0) fetch_groups<F>(ahead, group, group + 1);
-    if constexpr (Expanded) return load_codes(codes_of + (part * groups + group) * 128 + (v + each) * sizeof(CodeLanes));
-    else return codes_at<F>(codes_of, part * groups + group, v + each);
-  };
-  const auto four_of = [&](int r, int group) {
-    int32_t four;
-    std::memcpy(&four, x.four<R>(r, at + 4 * group), 4);
-    return four;
+    if (ahead && each == 0) fetch_groups<F>(ahead, group, group + 1);
+    return codes_of_four<F, Expanded>(codes_of, part * groups + group, v + each);
   };
 #if defined(__aarch64__)
 UNROLL
@@ -228,40 +253,51 @@ UNROLL
     });
   }
 #else
-  if constexpr (pairs == 0) {
 UNROLL
-    for (int group = 0; group < groups; ++group) {
-      CodeLanes codes[V];
+  for (int group = 0; group < groups; ++group) {
+    CodeLanes codes[V];
 UNROLL
-      for (int each = 0; each < V; ++each) codes[each] = take_codes(group, each);
+    for (int each = 0; each < V; ++each) codes[each] = take_codes(group, each);
 UNROLL
-      for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r)
 UNROLL
-        for (int each = 0; each < V; ++each) whole[r][each] = add_products(whole[r][each], codes[each], four_of(r, group));
-    }
-  } else {
-#if defined(__AVX2__)
-    if (ahead) fetch_groups<F>(ahead, 0, groups);
-#pragma GCC unroll 2  // more at once, and compilers keep the sums in memory
-    for (int begin = 0; begin < groups; begin += pairs) {
-      PairLanes sums[R][V] = {};
-#pragma GCC unroll 2
-      for (int group = begin; group < std::min(groups, begin + pairs); ++group)
-UNROLL
-        for (int each = 0; each < V; ++each) {
-          const CodeLanes codes = take_codes(group, each);
-UNROLL
-          for (int r = 0; r < R; ++r) sums[r][each] += pair_products<F>(codes, four_of(r, group));
-        }
-UNROLL
-      for (int r = 0; r < R; ++r)
-UNROLL
-        for (int each = 0; each < V; ++each) whole[r][each] += widen_pairs(sums[r][each]);
-    }
-#endif
+      for (int each = 0; each < V; ++each) whole[r][each] = add_products(whole[r][each], codes[each], int32_t(four_at((const uint8_t*)x.four<R>(r, at + 4 * group))));
   }
 #endif
 }
+
+#if defined(__AVX2__)
+// The same, times `factors`, added to `whole`, where products are summed in pairs.
+template <class F, int R, int V, bool Expanded>
+static inline void add_pairs(const uint8_t* codes_of, const Parts& x, int part, int at, int v, const PairLanes (&factors)[V], IntLanes (&whole)[R][V]) {
+  constexpr int groups = F::shared / 4, most = groups_of_pairs<F>();
+  for_each<(groups + most - 1) / most>([&](auto turn) INLINE {
+    constexpr int first = turn * most;
+    PairLanes sums[R][V] = {};
+    if constexpr (F::offset > 0 && F::largest < 255) {
+UNROLL
+      for (int r = 0; r < R; ++r) {
+        const PairLanes start = -offset_pairs<F, R>(x, r, at);
+UNROLL
+        for (int each = 0; each < V; ++each) sums[r][each] = start;
+      }
+    }
+    for_each<std::min(most, groups - first)>([&](auto index) INLINE {
+      for_each<V>([&](auto each) INLINE {
+        const CodeLanes codes = codes_of_four<F, Expanded>(codes_of, part * groups + first + index, v + each);
+        for_each<R>([&](auto r) INLINE {
+          sums[r][each] += pair_products<F>(codes, four_at((const uint8_t*)x.four<R>(r, at + 4 * (first + index))));
+          asm("" : "+v"(sums[r][each]));  // or compilers keep all products in memory before they add them
+        });
+      });
+    });
+UNROLL
+    for (int r = 0; r < R; ++r)
+UNROLL
+      for (int each = 0; each < V; ++each) whole[r][each] += widen_pairs(sums[r][each], factors[each]);
+  });
+}
+#endif
 
 // -scale * sum of the integers of a row that share a minimum.
 template <class F, int R>
@@ -274,7 +310,7 @@ static inline float less_of(const Parts& x, int r, int at) {
 // A panel's sums over some blocks at a tile of R rows, added to `out`. Not inlined: registers are assigned to it alone.
 template <class F, int R, bool Expanded>
 __attribute__((noinline)) static void multiply_blocks(const uint8_t* first, const uint8_t* codes_of, int count, Turn turn, const Parts& rows, float (*out)[kOutputs]) {
-  constexpr int V = kLanes <= 8 && R == 1 ? 4 : 2, pieces = kPart / F::shared;  // vectors of outputs at a time
+  constexpr int V = kLanes <= 8 && (R == 1 || (kPairs && R == 2)) ? 4 : 2, pieces = kPart / F::shared;  // vectors of outputs at a time
 UNROLL
   for (int v = 0; v < kBlockVectors; v += V) {
     Lanes sums[R][V];
@@ -292,20 +328,31 @@ UNROLL
         if constexpr (F::has_minimum) least[each] = half_lanes(block + F::least_at + 2 * (v + each) * kLanes);
       }
       for (int part = 0; part < F::inputs / kPart; ++part, x = x.after<R>(1)) {
+        IntLanes whole[R][V];
 UNROLL
         for (int half = 0; half < pieces; ++half) {
           const int piece = part * pieces + half, input = half * F::shared;
-          IntLanes whole[R][V];
+          const auto place = [&](int each) { return piece * kOutputs + (v + each) * kLanes; };
           const uint8_t* ahead = v == 0 && turn.has(at * F::parts + piece) ? block + kBytesAhead + piece * (F::bytes / F::parts) : nullptr;
+#if defined(__AVX2__)
+          if constexpr (kPairs) {
+            if (ahead) fetch_groups<F>(ahead, 0, F::shared / 4);
+            if (half == 0 || !scales_integers<F>()) std::memset(whole, 0, sizeof whole);
+            PairLanes factors[V];
+UNROLL
+            for (int each = 0; each < V; ++each) factors[each] = scales_integers<F>() ? byte_pairs(block + F::scales_at + place(each)) : PairLanes{} + int16_t(1);
+            add_pairs<F, R, V, Expanded>(codes, x, piece, input, v, factors, whole);
+            if (scales_integers<F>() && half + 1 < pieces) continue;
+          } else
+#endif
           sum_part<F, R, V, Expanded>(codes, ahead, x, piece, input, v, whole);
 UNROLL
           for (int each = 0; each < V; ++each) {
-            const int place = piece * kOutputs + (v + each) * kLanes;
             Lanes scale = unit[each], minimum = {};
-            if constexpr (F::scale != kNone) scale *= byte_lanes<F::scale>(block + F::scales_at + place);
+            if constexpr (F::scale != kNone && !scales_integers<F>()) scale *= byte_lanes<F::scale>(block + F::scales_at + place(each));
             if constexpr (F::has_minimum) {
-              if constexpr (F::scale == kPacked) minimum = least[each] * byte_lanes<kPacked>(block + F::scales_at + place, 1);
-              else if constexpr (F::is_super) minimum = least[each] * byte_lanes<kUnsigned>(block + F::minima_at + place);
+              if constexpr (F::scale == kPacked) minimum = least[each] * byte_lanes<kPacked>(block + F::scales_at + place(each), 1);
+              else if constexpr (F::is_super) minimum = least[each] * byte_lanes<kUnsigned>(block + F::minima_at + place(each));
               else minimum = -least[each];  // the file's sign is another
             }
 UNROLL

@@ -136,11 +136,19 @@ struct Operand {
   void* rows;
   float* scales;  // int8: of each row; formats of files: of each 32 numbers
   float* less;    // formats of files: -scale * sum of each 32 integers
-  int32_t* sums;  // int8: of each row's integers; formats of files: of each 16
+  int32_t* sums;  // int8: of each row's integers; formats of files: of each 16, or what kPairs says
   int32_t stride, count;
 };
 
 constexpr int kPart = 32;  // numbers of a row that share a scale, in products with formats of files
+
+// x86 without VNNI multiplies bytes into 16-bit lanes, of which two serve an output: numbers 0 and 1 of each four, and 2
+// and 3. Then the sum of 16 is two sums of 8 in 16 bits each, in the order of lanes.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && (defined(__AVX512F__) || !defined(__AVXVNNI__))
+constexpr bool kPairs = true;
+#else
+constexpr bool kPairs = false;
+#endif
 
 // Such a product takes rows in tiles, of nearly equal height and at most as many as registers hold sums for.
 #if defined(__AVX512VNNI__) || (defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8))
@@ -194,7 +202,16 @@ static inline void into_parts(const float* from, int first, int last, int parts,
         own += whole;
       }
       const int32_t found = sum(own);
-      to.sums[halves.first + (2 * part + half) * halves.step] = found;
+      int32_t& stored = to.sums[halves.first + (2 * part + half) * halves.step];
+      if constexpr (kPairs) {
+        IntLanes first = own;
+        for (int lane = 0; lane < kLanes; ++lane)
+          if (lane % 4 > 1) first[lane] = 0;
+        const int32_t low = sum(first);
+        stored = int32_t(uint32_t(found - low) << 16 | uint16_t(low));
+      } else {
+        stored = found;
+      }
       total += found;
     }
     const float scale = most / 127.0f;
