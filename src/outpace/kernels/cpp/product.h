@@ -102,69 +102,33 @@ static inline void multiply_bfloat16(const void* panel, const RoundedRow* const*
 #endif
 }
 
-#if defined(__AVX512VNNI__)
 template <int R>
 static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
+#if defined(__aarch64__)
+  multiply_words<UnsignedBytes, R>(panel, (const void* const*)rows, inputs / 4, out);
+#else
   IntLanes sums[R][kVectors] = {};
   for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel) {
-    const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 64);
+    CodeLanes codes[kVectors];
+UNROLL
+    for (int v = 0; v < kVectors; ++v) codes[v] = load_codes(panel + v * sizeof(CodeLanes));
     fetch_ahead(panel);
-#pragma GCC unroll 8  // at once, or compilers keep the sums in memory
-    for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, rows[r] + k, 4);
-      const __m512i wide = _mm512_set1_epi32(four);
-      sums[r][0] = (IntLanes)_mm512_dpbusd_epi32((__m512i)sums[r][0], low, wide);
-      sums[r][1] = (IntLanes)_mm512_dpbusd_epi32((__m512i)sums[r][1], high, wide);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(out[r] + v * kLanes, (__m512i)sums[r][v]);
-}
-#elif defined(__AVX2__)
-// Without the instruction: bytes widened to 16 bits, whose products in pairs cannot overflow 32.
-template <int R>
-static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
-  typedef int32_t Eight __attribute__((vector_size(32)));
-  Eight sums[R][8] = {};  // four outputs each, two sums to an output
-  for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel)
-    for (int v = 0; v < 8; ++v) {
-      const __m256i weight = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(panel + 16 * v)));
-      for (int r = 0; r < R; ++r) {
-        int32_t four;
-        std::memcpy(&four, rows[r] + k, 4);
-        const __m256i wide = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
-        sums[r][v] += (Eight)_mm256_madd_epi16(weight, wide);
-      }
-    }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 8; ++v) {
-      int32_t pairs[8];
-      _mm256_storeu_si256((__m256i*)pairs, (__m256i)sums[r][v]);
-      for (int each = 0; each < 4; ++each) out[r][4 * v + each] = pairs[2 * each] + pairs[2 * each + 1];
-    }
-}
-#elif defined(__aarch64__)
-template <int R>
-static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
-  multiply_words<UnsignedBytes, R>(panel, (const void* const*)rows, inputs / 4, out);
-}
-#else
-template <int R>
-static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
-  std::memset(out, 0, sizeof(int32_t) * R * kPanel);
-  for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel)
+UNROLL  // at once, or compilers keep the sums in memory
     for (int r = 0; r < R; ++r)
-      for (int output = 0; output < kPanel; ++output)
-        for (int each = 0; each < 4; ++each) out[r][output] += int32_t(panel[4 * output + each]) * rows[r][k + each];
-}
+UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = add_products(sums[r][v], codes[v], int32_t(four_at((const uint8_t*)rows[r] + k)));
+  }
+UNROLL
+  for (int r = 0; r < R; ++r)
+UNROLL
+    for (int v = 0; v < kVectors; ++v) std::memcpy(out[r] + v * kLanes, &sums[r][v], sizeof sums[r][v]);
 #endif
+}
 
 #if defined(__aarch64__)
 constexpr int kOffset = UnsignedBytes::offset;
 #else
-constexpr int kOffset = 128;
+constexpr int kOffset = kPairs ? 0 : 128;
 #endif
 
 // Results of a panel, with the bias: stored, or added to what is there.
