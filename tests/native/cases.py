@@ -13,7 +13,7 @@ from torch import Tensor
 from outpace.cache.slots import AttentionSettings, Segment
 from outpace.kernels import structs
 from outpace.kernels.attention import parts_of, sight_of, store_of
-from outpace.kernels.blocks import FORMATS, reference_product
+from outpace.kernels.blocks import FORMATS, BlockWeight, reference_product
 from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import FROM_FILE, PANEL, Kind
 from outpace.kernels.topk import KeyedDraws
@@ -24,7 +24,7 @@ from outpace.trees.union.growth import _LAYOUT, _KernelTree
 from outpace.trees.union.reference import ReferenceGrower
 from tests.native.script import Loaded, Script
 from tests.unit.kernels.test_attention import TREE, World
-from tests.unit.kernels.test_blocks import random_weight
+from tests.unit.kernels.test_blocks import extremes, random_weight
 from tests.unit.trees.union.worlds import random_world
 
 ROWS = 37
@@ -82,34 +82,41 @@ def add_blocks(script: Script) -> None:
     for one in sorted(FORMATS):
         weight = random_weight(one, 70, 2)
         other = random_weight(BlockFormat.Q4_1, 5, 2 * one.size // 32, seed=1)
-        bias, matrices = drawn(64 + 64, seed=2), []
-        for start, each in ((0, weight), (96, other)):
-            panels = torch.empty(-(-each.outputs // PANEL) * PANEL * each.inputs * 2, dtype=torch.uint8)
-            matrix = structs.PanelMatrix(
-                panels=panels.data_ptr(),
-                bias=bias[start:].data_ptr(),
-                outputs=each.outputs,
-                inputs=each.inputs,
-                kind=FROM_FILE + int(one if each is weight else BlockFormat.Q4_1),
-                block=1,
-            )
-            outcome = np.full(1, -1, dtype=np.int64)
-            script.keep(panels, bias, matrix, each.data, each.order)
-            script.call("place", matrix, each.data, 0, -1, 0, each.order, panels, THREADS, result=outcome)
-            script.same(f"{one.name} is placed", outcome[:1].view(np.int32)[:1], np.zeros(1, dtype=np.int32))
-            matrices.append(matrix)
+        bias = drawn(64 + 64, seed=2)
+        matrices = _placed(script, weight, bias[:96]), _placed(script, other, bias[96:])
         matrices[0].next = ctypes.pointer(matrices[1])
         rows = drawn(ROWS, weight.inputs, seed=1)
         rows[3] = 0
         expected = torch.cat([reference_product(each, rows) for each in (weight, other)], dim=1)
         expected += torch.cat([bias[:70], bias[96:101]])
         _multiply(script, one.name, matrices[0], rows, expected, 3e-6)
+        sharp, signs = extremes(one, 12, ROWS)
+        largest = reference_product(sharp, signs)
+        _multiply(script, f"{one.name}, largest sums", _placed(script, sharp, torch.zeros(PANEL)), signs, largest, 3e-6)
         assert weight.order is not None
         exact = torch.from_numpy(dequantize(weight.data, one)[weight.order])  # type: ignore[arg-type]
         for is_packed, source, order in ((0, weight.data, weight.order), (1, panels_of(script, matrices[0]), None)):
             found = torch.empty(70, weight.inputs)
             script.call("dequantize", int(one), source, is_packed, order, 70, weight.inputs, found, THREADS)
             script.same(f"{one.name} comes back, {is_packed}", found, exact)
+
+
+def _placed(script: Script, weight: BlockWeight, bias: Tensor) -> structs.PanelMatrix:
+    """A matrix in panels; `bias` is [outputs in whole panels]."""
+    panels = torch.empty(-(-weight.outputs // PANEL) * PANEL * weight.inputs * 2, dtype=torch.uint8)
+    matrix = structs.PanelMatrix(
+        panels=panels.data_ptr(),
+        bias=bias.data_ptr(),
+        outputs=weight.outputs,
+        inputs=weight.inputs,
+        kind=FROM_FILE + int(weight.format),
+        block=1,
+    )
+    outcome = np.full(1, -1, dtype=np.int64)
+    script.keep(panels, bias, matrix, weight.data, weight.order)
+    script.call("place", matrix, weight.data, 0, -1, 0, weight.order, panels, THREADS, result=outcome)
+    script.same(f"{weight.format.name} is placed", outcome[:1].view(np.int32)[:1], np.zeros(1, dtype=np.int32))
+    return matrix
 
 
 def panels_of(script: Script, matrix: structs.PanelMatrix) -> ctypes.Array[ctypes.c_char]:

@@ -16,6 +16,8 @@ F = BlockFormat
 # Where a block's factors are, as float16; random bytes there would be infinite or not a number.
 HALVES = {F.Q2_K: (80, 82), F.Q3_K: (108,), F.Q6_K: (208,), F.MXFP4: ()}
 HALVES |= dict.fromkeys((F.Q4_1, F.Q5_1, F.Q4_K, F.Q5_K), (0, 2))
+CODES = {F.Q4_1: (4, 20), F.Q5_1: (4, 24), F.Q2_K: (16, 80), F.Q3_K: (0, 96), F.Q4_K: (16, 144), F.Q5_K: (16, 176)}
+CODES |= {F.Q6_K: (0, 192), F.IQ4_XS: (8, 136), F.MXFP4: (1, 17)}
 each_format = pytest.mark.parametrize("one", sorted(FORMATS), ids=lambda one: one.name)
 pytestmark = needs_kernels
 
@@ -29,6 +31,16 @@ def random_weight(one: BlockFormat, outputs: int, blocks: int, seed: int = 0) ->
     if one == F.MXFP4:
         data[:, :, 0] = random.integers(115, 125, (outputs, blocks))
     return BlockWeight(one, data.reshape(outputs, -1), blocks * one.size, random.permutation(outputs))
+
+
+def extremes(one: BlockFormat, outputs: int, rows: int) -> tuple[BlockWeight, torch.Tensor]:
+    """A matrix of the least and the largest codes, and rows of the largest integers: no sum is larger."""
+    weight = random_weight(one, outputs, 2)
+    start, end = CODES.get(one, (2, one.width))
+    blocks = weight.data.reshape(outputs, 2, one.width)
+    blocks[..., start:end] = np.resize(np.array([0, 0xFF, 0x80, 0x7F], dtype=np.uint8), (outputs, 1, 1))
+    signs = torch.tensor([[1, 1, 1, 1], [-1, -1, -1, -1], [1, 1, -1, -1], [1, -1, 1, -1]])
+    return weight, signs.repeat(-(-rows // 4), weight.inputs // 4)[:rows].float()
 
 
 @each_format
@@ -51,6 +63,14 @@ def test_a_product_is_that_of_the_reference(one: BlockFormat) -> None:
     expected = torch.cat([reference_product(weight, rows) for weight in (first, second)], dim=1) + bias
     found = BlockLinear([first, second], bias, torch.float32)(rows)
     # Sums of at most 768 products in float32: 1e-6 of the largest, with some room.
+    assert float((found - expected).abs().max() / expected.abs().max()) < 3e-6
+
+
+@each_format
+def test_the_largest_sums_fit(one: BlockFormat) -> None:
+    """Guards against sums in 16 bits of one product or one input too many."""
+    weight, rows = extremes(one, 12, 9)
+    expected, found = reference_product(weight, rows), BlockLinear([weight], None, torch.float32)(rows)
     assert float((found - expected).abs().max() / expected.abs().max()) < 3e-6
 
 
