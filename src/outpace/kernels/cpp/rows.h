@@ -136,7 +136,7 @@ struct Operand {
   void* rows;
   float* scales;  // int8: of each row; formats of files: of each 32 numbers
   float* less;    // formats of files: -scale * sum of each 32 integers
-  int32_t* sums;  // int8: of each row's integers; formats of files: of each 16, or what kPairs says
+  int32_t* sums;  // int8: of each row's integers; formats of files: of each 16, in pairs where kPairs says so
   int32_t stride, count;
 };
 
