@@ -100,7 +100,7 @@ UNROLL
         const CodeLanes codes = codes_of_four<F, Expanded>(codes_of, part * groups + first + index, v + each);
         for_each<R>([&](auto r) INLINE {
           sums[r][each] += pair_products<F>(codes, four_at((const uint8_t*)x.four<R>(r, at + 4 * (first + index))));
-          asm("" : "+v"(sums[r][each]));  // or compilers keep all products in memory before they add them
+          if constexpr (most > 1) asm("" : "+v"(sums[r][each]));  // or compilers keep all products in memory before they add them
         });
       });
     });
