@@ -16,6 +16,7 @@ F = BlockFormat
 # Where a block's factors are, as float16; random bytes there would be infinite or not a number.
 HALVES = {F.Q2_K: (80, 82), F.Q3_K: (108,), F.Q6_K: (208,), F.MXFP4: ()}
 HALVES |= dict.fromkeys((F.Q4_1, F.Q5_1, F.Q4_K, F.Q5_K), (0, 2))
+# The bytes of a block that hold codes alone; of other formats all but the first two.
 CODES = {F.Q4_1: (4, 20), F.Q5_1: (4, 24), F.Q2_K: (16, 80), F.Q3_K: (0, 96), F.Q4_K: (16, 144), F.Q5_K: (16, 176)}
 CODES |= {F.Q6_K: (0, 192), F.IQ4_XS: (8, 136), F.MXFP4: (1, 17)}
 each_format = pytest.mark.parametrize("one", sorted(FORMATS), ids=lambda one: one.name)

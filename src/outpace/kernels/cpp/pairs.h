@@ -78,7 +78,7 @@ static inline PairLanes offset_pairs(const Parts& x, int r, int at) {
 }
 
 // The integer sums of V vectors of outputs over the inputs from `at` on that share a scale, of which the codes' offset is
-// taken off. With scales that multiply integers, parts that have two are summed.
+// taken off. Where scales multiply integers, sums with the second scale of a part are added to those with the first.
 template <class F, int R, int V, bool Expanded>
 static inline void sum_pairs(const uint8_t* block, const uint8_t* codes_of, const uint8_t* ahead, const Parts& x, int part, int at, int v, IntLanes (&whole)[R][V]) {
   constexpr int groups = F::shared / 4, most = groups_of_pairs<F>();
