@@ -26,6 +26,7 @@ from outpace.drafters.training.batch import Batch, all_anchors, sample_seed
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.errors import ModelError, first_line
+from outpace.models.loading.precision import compute_dtype
 from outpace.train.data import BatchSampler, Examples, TrainingData, collate_examples
 from outpace.train.records import RunLog, States, read_counters, replace_folder, scalars
 
@@ -35,6 +36,35 @@ BY_ROW = ("embed_tokens", "lm_head", "embed_proj.2", "predecessors", "successors
 MOMENTUM = 0.95
 FALL, LOWEST = 0.2, 0.1  # of the schedule "wsd": part of the steps, and of the learning rate
 ANCHORS_AT_ONCE = 256
+
+
+class Float32Muon(Muon):
+    """Muon with products in float32, for processors without instructions for bfloat16, in which torch's computes them.
+    Updates are scaled to the size of AdamW's."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Change weights by their gradients; a closure is not supported."""
+        assert closure is None
+        for group in self.param_groups:
+            rate, momentum = group["lr"], group["momentum"]
+            for weight in (one for one in group["params"] if one.grad is not None):
+                mean = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+                mean.lerp_(weight.grad, 1 - momentum)
+                update = _orthogonalized(weight.grad.lerp(mean, momentum), group["ns_coefficients"], group["ns_steps"])
+                weight.mul_(1 - rate * group["weight_decay"])
+                weight.add_(update, alpha=-0.2 * rate * math.sqrt(max(weight.shape)))
+
+
+def _orthogonalized(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """About U V^T of a matrix U S V^T, by Newton-Schulz iterations (Jordan et al., Muon, 2024)."""
+    a, b, c = coefficients
+    found = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the smaller products
+    found = found / found.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if matrix.shape[0] > matrix.shape[1] else found
 
 
 def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
@@ -50,7 +80,9 @@ def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
     rate, decay = rates.learning_rate, rates.weight_decay
     made: list[Optimizer] = []
     if matrices:
-        made.append(Muon(matrices, lr=rate, weight_decay=decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"))
+        in_float32 = compute_dtype(torch.bfloat16, matrices[0].device) == torch.float32
+        kind = Float32Muon if in_float32 else Muon
+        made.append(kind(matrices, lr=rate, weight_decay=decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"))
     if rest:
         made.append(AdamW(rest, lr=rate, betas=rates.betas, weight_decay=decay, fused=True))
     return made

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from outpace.drafters.training.settings import TrainingSettings
-from outpace.train.trainer import make_optimizers, schedule_of, step_all
+from outpace.train.trainer import Float32Muon, make_optimizers, schedule_of, step_all
 from tests.unit.drafters.training import tiny
 from tests.unit.drafters.training.test_domino_objective import fresh
 
@@ -24,6 +24,30 @@ def test_muon_moves_matrices_and_adamw_the_rest() -> None:
     assert {"norm.weight", "head.embed_proj.2.weight"} <= of_adamw
     (alone,) = make_optimizers(net, TrainingSettings())
     assert isinstance(alone, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("shape", [(8, 40), (40, 8)])
+def test_muon_in_float32_moves_as_torchs(shape: tuple[int, int]) -> None:
+    """Guards against another update where products are not in bfloat16: three steps differ by its rounding alone."""
+    torch.manual_seed(0)
+    start, moved = torch.randn(shape), []
+    gradients = torch.randn(3, *shape)
+    for kind in (torch.optim.Muon, Float32Muon):
+        weight = nn.Parameter(start.clone())
+        optimizer = kind([weight], lr=0.1, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+        moved.append(weight.detach() - start)
+    assert (moved[0] - moved[1]).norm() < 0.02 * moved[0].norm()
+
+
+@pytest.mark.parametrize("computed", [torch.float32, torch.bfloat16])
+def test_muon_computes_as_the_processor_does(computed: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against products in bfloat16 where they are emulated: they made a step of training ten times as long."""
+    monkeypatch.setattr("outpace.train.trainer.compute_dtype", lambda dtype, device: computed)
+    muon = make_optimizers(nn.Linear(3, 3, bias=False), TrainingSettings(optimizer="muon"))[0]
+    assert isinstance(muon, Float32Muon) == (computed == torch.float32)
 
 
 def test_frozen_weights_are_left_alone() -> None:
