@@ -55,11 +55,12 @@ class ExhibitRun(_Strict):
         prompts_once: each prompt is computed for one row and restored for the others: decoding alone is timed.
         batch, in_flight: prompts decoded together, and how many of them at a time; 0 for all.
         in_quick: whether `--quick` measures it, as `quick` shortens it.
+        training: instead of decoding, the losses of the rows' trainings between these parts of their steps, 0 to 1.
     """
 
     label: str = ""
     level: float | None = None
-    sets: tuple[str, ...]
+    sets: tuple[str, ...] = ()
     prompts: int = 16
     tokens: int = 128
     temperature: float = 0.0
@@ -74,6 +75,7 @@ class ExhibitRun(_Strict):
     in_flight: int = 0
     quick: Quick = Quick()
     in_quick: bool = True
+    training: tuple[float, float] | None = None
 
     def shortened(self) -> "ExhibitRun":
         """The run as `--quick` measures it."""
@@ -96,7 +98,7 @@ class ExhibitRun(_Strict):
 
     def protocol(self) -> dict[str, Any]:
         """What the records of a set depend on."""
-        own = {"label", "level", "quick", "in_quick", "sets", "first_of"}
+        own = {"label", "level", "quick", "in_quick", "sets", "first_of", "training"}
         return self.model_dump(exclude=own) | {"tokens": self.decoded}
 
     @property
@@ -121,7 +123,8 @@ class Row(_Strict):
         runs: labels of the runs that have it; empty for all.
         missing: why the row cannot be measured.
         needs_drafter: the name that `--drafter NAME=PATH` must give; the row is left out without it.
-        trained: the kind and settings by which `--train` makes that drafter, as `outpace train` takes them.
+        trained: the kind and settings by which `--train` makes that drafter, as `outpace train` takes them; with those
+            of the exhibit.
         beyond: a row that the paper does not have.
         quick: whether `--quick` measures it.
     """
@@ -285,6 +288,7 @@ class Exhibit(_Strict):
         here: what is different here, whatever the run; prompts and lengths of a run are printed from `runs`.
         kind: diagrams are checked by tests, which `tests` names.
         columns: the paper's metrics.
+        training: settings of all its trainings.
     """
 
     paper: str
@@ -301,6 +305,7 @@ class Exhibit(_Strict):
     claims: tuple[Claim, ...] = ()
     panels: tuple[Panel, ...] = ()
     tests: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _times_are_known(self) -> "Exhibit":

@@ -8,8 +8,6 @@ import hashlib
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -20,6 +18,7 @@ from typing import Any
 from outpace.api import Model
 from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
+from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import RECORDS, RunFolder
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
@@ -71,7 +70,7 @@ def jobs_of(exhibits: Sequence[Exhibit], is_quick: bool) -> list[SetRun]:
     for exhibit in exhibits:
         rows = exhibit.rows_of(is_quick)
         methods = {row.name: row.method for row in rows}
-        for run in exhibit.runs_of(is_quick):
+        for run in (one for one in exhibit.runs_of(is_quick) if one.training is None):
             for row in rows:
                 if row.runs and run.label not in row.runs:
                     continue
@@ -155,6 +154,7 @@ class Suite:
         train_on: prompts, FILE[:LIMIT], on which missing drafters are trained; None leaves their rows out.
         names: of methods, as records have them, by job and method.
         absent: why a method could not be measured, by job and method.
+        losses: of the backbone by step of the trainings that exhibits compare, by the name of the drafter.
         load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
         others_use: how many cores others use.
         others_at_most: the most that they used, looked at about once a minute.
@@ -169,6 +169,7 @@ class Suite:
     train_on: str | None = None
     names: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     load_before: dict[str, float] = field(default_factory=dict)
     others_use: Callable[[], float] = lambda: 0.0
@@ -192,11 +193,16 @@ class Suite:
                     f"{wanted!r}; choose a new folder"
                 )
         self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
-        self.others_at_most = about["others_at_most"]
+        self.others_at_most, self.losses = about["others_at_most"], about["losses"]
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
-        """Measure what is not there yet. `advance` is called for every prompt of every job, those that only warm
-        included: with the tokens of all rows, and whether they were generated now."""
+        """Measure what is not there yet, and read the losses of trainings.
+
+        Args:
+            advance: called for every prompt of every job, those that only warm included: with the tokens of all rows,
+                and whether they were generated now.
+        """
+        self.losses |= read_losses(exhibits, self.drafters)
         self._write_manifest(date)
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
@@ -245,7 +251,7 @@ class Suite:
 
     def _write_manifest(self, date: str) -> None:
         about = self._identity() | {"names": self.names, "absent": self.absent, "machine": self.machine}
-        about |= {"load": self.load_before, "others_at_most": self.others_at_most, "date": date}
+        about |= {"losses": self.losses, "load": self.load_before, "others_at_most": self.others_at_most, "date": date}
         write_whole(self.folder / MANIFEST, json.dumps(about, indent=1).encode())
 
     def _leave_out(self, job: SetRun, methods: Iterable[str], reason: object) -> None:
@@ -277,19 +283,10 @@ class Suite:
         return found
 
     def train(self, exhibits: Sequence[Exhibit]) -> None:
-        """Train the drafters that rows need and that are not given, on the same answers. A stopped training goes on
-        where it was, and one that is complete ends at once."""
-        rows = [row for exhibit in exhibits for row in exhibit.rows_of(self.is_quick) if row.trained]
-        missing = {row.needs_drafter: row.trained for row in rows if row.needs_drafter not in self.drafters}
-        if self.train_on is None or not missing:
-            return
-        of_all = ["--target", self.target, "--prompts", self.train_on]
-        folder = self.folder / "drafters"
-        _outpace("train", "regenerate", *of_all, "--out", str(folder / "answers"), is_shown=True)
-        for name, (kind, *settings) in missing.items():
-            own = [*of_all, "--answers", str(folder / "answers"), "--out", str(folder / str(name)), *settings]
-            _outpace("train", kind, *own, is_shown=True)
-            self.drafters[str(name)] = str(folder / str(name) / "drafter")
+        """Train the drafters that rows need and that are not given."""
+        if self.train_on is not None:
+            rows = [(exhibit, row) for exhibit in exhibits for row in exhibit.rows_of(self.is_quick)]
+            self.drafters |= train_missing(rows, self.target, self.train_on, self.folder / "drafters", self.drafters)
 
     def _with_warm_file(self, method: str) -> str:
         """A method with the file of a warm-up at its budget in place of {warm}, made where it is not there yet."""
@@ -302,7 +299,7 @@ class Suite:
         if not file.exists():
             workload = self.prompts.to_warm(rounds, self.folder / f"warm-{rounds}.jsonl")
             own = ["--method", "graft:vocabulary=all", "--budget", str(number), "-w", workload, "--out", str(file)]
-            _outpace("warmup", self.target, *own)
+            run_outpace("warmup", self.target, *own)
         return _WARM.sub(str(file), method)
 
     def _reserved(self, job: SetRun, methods: Iterable[str]) -> dict[str, str]:
@@ -356,22 +353,6 @@ class Suite:
         advance(job.tokens * max(left, 0), False)
 
 
-def _outpace(*arguments: str, is_shown: bool = False) -> None:
-    """Run a command in a process of its own, which frees its memory.
-
-    Args:
-        is_shown: its progress, on standard error.
-
-    Raises:
-        InvalidRequest: it failed; with its last line, where that was not shown.
-    """
-    command, stderr = [sys.executable, "-m", "outpace.cli", *arguments], None if is_shown else subprocess.PIPE
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
-    if done.returncode:
-        why = "see above" if is_shown else done.stderr.strip().splitlines()[-1]
-        raise InvalidRequest(f"outpace {' '.join(arguments[:2])}: {why}")
-
-
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
     """Records of a job, by the plain decoding that they were measured with."""
     for file in sorted((folder / "records" / key).glob(f"*/{RECORDS}")):
@@ -409,7 +390,12 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
 
 
 def cells_of(
-    exhibit: Exhibit, folder: Path, is_quick: bool, names: Mapping[str, str], absent: Mapping[str, str]
+    exhibit: Exhibit,
+    folder: Path,
+    is_quick: bool,
+    names: Mapping[str, str],
+    absent: Mapping[str, str],
+    losses: Mapping[str, Sequence[float]],
 ) -> tuple[Cells, dict[str, str]]:
     """An exhibit's cells, and why rows have none."""
     cells: dict[tuple[str, str, str], Measured] = {}
@@ -417,6 +403,8 @@ def cells_of(
     rows = exhibit.rows_of(is_quick)
     for run, drafter in product(exhibit.runs_of(is_quick), dict.fromkeys(row.needs_drafter for row in rows)):
         own = [row for row in rows if row.needs_drafter == drafter and (not row.runs or run.label in row.runs)]
+        if run.training is not None and drafter in losses:
+            cells |= {(run.label, row.name, "training"): trained(losses[drafter], run.training) for row in own}
         for of in run.sets:
             job = SetRun(run, of, drafter, {row.method: row for row in own})
             found = read_cells(folder, job, names)

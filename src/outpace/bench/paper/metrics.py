@@ -5,6 +5,7 @@ equation 1), as a ratio of sums and as a mean over prompts (DynaTree's second le
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,13 @@ class Measured:
     options: Mapping[str, Any]
 
     def metric(self, name: str, draws: NDArray[np.int64]) -> Numbers:
-        """A metric of drawn prompts; draws: [times, prompts]."""
-        own, plain = (
-            {field: numbers[draws].sum(-1) for field, numbers in one.items()} for one in (self.own, self.plain)
-        )
-        return METRICS[name].of(own, plain)
+        """A metric of drawn prompts, not a number where it was not measured; draws: [times, prompts]."""
+
+        def sums(of: Mapping[str, Numbers]) -> Sums:
+            drawn = {field: numbers[draws].sum(-1) for field, numbers in of.items()}
+            return defaultdict(lambda: np.full(len(draws), math.nan), drawn)
+
+        return METRICS[name].of(sums(self.own), sums(self.plain))
 
     def deviation(self, name: str) -> float:
         """Standard deviation of a metric over prompts, as DynaTree's tables have it; 0 of one prompt."""
@@ -213,5 +216,6 @@ METRICS: dict[str, Metric] = {
         "%",
         True,
     ),
+    "base_loss": Metric("loss of the backbone", _ratio("base_loss", "steps"), 3, fewer_is_better=True),
     "commit_share": Metric("commit of a round", _ratio("commit_ms", "own_ms", 100), 1, "%", True),
 }

@@ -95,7 +95,7 @@ class ShownExhibit:
                         "starts_with": cells[0].starts_with if cells else None,
                         "why_not": self.absent.get(row.name),
                         "prompts": measured[0].prompts if measured else 0,
-                        "equal": measured[0].equal if measured else None,
+                        "equal": measured[0].equal if measured and run.training is None else None,
                         "bugs": sum(cell.bugs for cell in cells),
                         "values": {name: one and asdict(one) for name, one in found.items()},
                         "paper": {

@@ -85,13 +85,17 @@ class RecordFolder:
         return texts
 
     def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
-        return cells_of(exhibit, self.folder, self.is_quick, self.manifest["names"], self.manifest["absent"])
+        manifest = self.manifest
+        names, absent, losses = manifest["names"], manifest["absent"], manifest.get("losses", {})
+        return cells_of(exhibit, self.folder, self.is_quick, names, absent, losses)
 
     def described(self, runs: Sequence[ExhibitRun]) -> str:
-        return "; ".join(run.described() for run in runs)
+        return "; ".join(run.described() for run in runs if run.training is None)
 
     def method(self, run: ExhibitRun, row: Row) -> str:
         """With what stood for {warm} and {reserved}, or in for the row's method."""
+        if run.training is not None:
+            return row.method
         key = SetRun(run, run.sets[0], row.needs_drafter).key
         found: str = self.manifest["names"].get(f"{key} {row.method}", row.method)
         own = found.partition(":")[0] == row.method.partition(":")[0]

@@ -1,0 +1,79 @@
+"""Trainings that exhibits compare: of the drafters that rows need, and their losses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from outpace.bench.paper.exhibit import Exhibit, Row
+from outpace.bench.paper.metrics import Measured
+from outpace.lib.errors import InvalidRequest
+
+LOG = "log.jsonl"  # in the folder of a training, next to its drafter's
+ANSWER_TOKENS = 192  # at most, of answers that drafters are trained on, as those in the source's data/
+
+
+def train_missing(
+    rows: Sequence[tuple[Exhibit, Row]], target: str, prompts: str, folder: Path, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Train the drafters that rows need and that are not given, on the same answers; paths by name. A stopped training
+    goes on where it was, and one that is complete ends at once.
+
+    Args:
+        prompts: FILE[:LIMIT].
+        folder: where answers and drafters are written.
+        given: paths of drafters by name.
+    """
+    missing = {
+        str(row.needs_drafter): (*row.trained, *exhibit.training)
+        for exhibit, row in rows
+        if row.trained and row.needs_drafter not in given
+    }
+    if not missing:
+        return {}
+    of_all = ["--target", target, "--prompts", prompts]
+    answers = str(folder / "answers")
+    run_outpace("train", "regenerate", *of_all, "--out", answers, "--max-new-tokens", str(ANSWER_TOKENS), is_shown=True)
+    for name, (kind, *settings) in missing.items():
+        own = [*of_all, "--answers", answers, "--out", str(folder / name), *settings]
+        run_outpace("train", kind, *own, is_shown=True)
+    return {name: str(folder / name / "drafter") for name in missing}
+
+
+def read_losses(exhibits: Sequence[Exhibit], drafters: Mapping[str, str]) -> dict[str, list[float]]:
+    """Losses of the base logits by step, of the drafters that are compared by them and still lie in their training's
+    folder; of one without a head, those of its only logits."""
+    compared = [one for one in exhibits if any(run.training is not None for run in one.runs)]
+    names = {row.needs_drafter for one in compared for row in one.rows}
+    found = {}
+    for name, drafter in drafters.items():
+        if name in names and (log := Path(drafter).parent / LOG).is_file():
+            lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+            found[name] = [round(line.get("base", line["loss"]), 4) for line in lines if "loss" in line]
+    return found
+
+
+def trained(losses: Sequence[float], part: tuple[float, float]) -> Measured:
+    """A training between two parts of its steps, 0 to 1, by its losses: its steps are what a row's prompts are."""
+    start, stop = (round(len(losses) * one) for one in part)
+    own = {"base_loss": np.array(losses[start:stop]), "steps": np.ones(stop - start)}
+    return Measured(own, own, stop - start, stop - start, 0, {"files": {}, "drafter": None})
+
+
+def run_outpace(*arguments: str, is_shown: bool = False) -> None:
+    """Run a command in a process of its own, which frees its memory.
+
+    Args:
+        is_shown: its progress, on standard error.
+
+    Raises:
+        InvalidRequest: it failed; with its last line, where that was not shown.
+    """
+    command, stderr = [sys.executable, "-m", "outpace.cli", *arguments], None if is_shown else subprocess.PIPE
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
+    if done.returncode:
+        why = "see above" if is_shown else done.stderr.strip().splitlines()[-1]
+        raise InvalidRequest(f"outpace {' '.join(arguments[:2])}: {why}")
