@@ -90,7 +90,8 @@ class KeyedRates:
         """Learn from the candidates below a node after which the target's own token is known."""
         self._known.clear()
         ranks = np.minimum(np.arange(len(tokens)), RANKS - 1)
-        tenths = (np.exp(log_probs.numpy().astype(np.float64)) * TENTHS).astype(np.int64)
+        scores = np.nan_to_num(np.exp(log_probs.numpy().astype(np.float64)))  # NaN where nothing is allowed
+        tenths = (scores * TENTHS).astype(np.int64)
         cells, accepted = ranks * TENTHS + np.minimum(tenths, TENTHS - 1), (tokens == drawn).numpy()
         self._every.learn(cells, accepted)
         self._own.learn(cells + min(depth, DEPTHS) * RANKS * TENTHS, accepted)

@@ -173,6 +173,13 @@ def test_a_cell_by_hand() -> None:
     assert rates.at(DEPTHS).tolist() == rates.at(DEPTHS + 5).tolist()
 
 
+def test_scores_of_nothing_allowed_are_learned_from() -> None:
+    """Guards against a round that fails where a request forbids all candidates, whose scores are then NaN."""
+    rates = KeyedRates()
+    rates.learn(1, torch.full((2,), torch.nan), torch.tensor([3, 4]), 7)
+    assert float(rates.at(1)[0, 0]) < PRIOR[0][0]
+
+
 def test_tables_are_shared_or_private_and_apart_by_temperature() -> None:
     """Guards against a request that was to learn for itself and teaches, a reset that forgets nothing, and scores of
     one temperature judged by those of another: at a low one a leader leads by more and is right no more often."""
