@@ -12,6 +12,8 @@ from typing import Any
 from outpace.api import Model, resolved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import NOTHING, SHIPPED
+from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method
 from outpace.models.tokenizer import Pieces
@@ -58,11 +60,14 @@ class MethodNames:
             return key, self._kept[key]
 
 
+WORDS = {"vocabulary": (EVERY_ID,), "warm": (SHIPPED, NOTHING)}
+"""What these options take instead of a file."""
+
+
 def _check_files(name: str, spec: MethodSpec) -> None:
     for option in OF_FILES:
         value = getattr(spec.options, option, None)
-        is_no_file = value is None or (option == "vocabulary" and value == "all")
-        if option in spec.options.model_fields_set and not is_no_file:
+        if option in spec.options.model_fields_set and value is not None and value not in WORDS.get(option, ()):
             raise InvalidRequest(
                 f"method={name!r}: {option} names a file of the server; it can only be given when it is started"
             )

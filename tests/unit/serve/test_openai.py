@@ -139,9 +139,9 @@ def test_every_option_reaches_the_engine(served: Served) -> None:
 
 def test_what_speculation_did_is_told_where_it_is_asked(served: Served) -> None:
     """Guards against a report of another answer's figures, or of plain decoding that claims drafts."""
-    body: Any = {"outpace": {"report": True, "method": "recycle:budget=6", "verification": "match"}}
+    body: Any = {"outpace": {"report": True, "method": "recycle:budget=6,warm=none", "verification": "match"}}
     told = served.chat("hello hello hello", max_tokens=40, extra_body=body).choices[0].outpace
-    assert told["method"] == "recycle:budget=6"
+    assert told["method"] == "recycle:budget=6,warm=none", "a word, no file of the server"
     assert told["accepted"] == sum(told["accepted_per_depth"]) > 0
     assert sum(told["by_origin"].values()) == 40
     assert told["tokens_per_step"] == pytest.approx(39 / told["steps"])
