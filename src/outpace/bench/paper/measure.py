@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -361,9 +362,7 @@ def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
 
 def _methods(records: Sequence[Record], prompts: int) -> set[str]:
     """Methods that all of the prompts have records of."""
-    counts: dict[str, int] = {}
-    for record in records:
-        counts[record["method"]] = counts.get(record["method"], 0) + 1
+    counts = Counter(record["method"] for record in records)
     return {method for method, count in counts.items() if count == prompts}
 
 
@@ -381,7 +380,7 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
         by_method: dict[str, list[Record]] = {}
         for record in records:
             by_method.setdefault(record["method"], []).append(record)
-        plain = by_method[PLAIN]
+        plain = by_method.get(PLAIN, [])  # none where the first prompt was interrupted
         for settled, own in by_method.items():
             if len(own) == len(plain):  # else stopped within a prompt
                 for method in {*asked.get(settled, ()), *([PLAIN] if settled == PLAIN else [])}:

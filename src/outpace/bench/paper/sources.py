@@ -2,6 +2,7 @@
 measured."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
@@ -147,10 +148,7 @@ class ServedRows:
         return cells, {row.name: "no records" for row in exhibit.rows if row.name not in measured_rows}
 
     def described(self, runs: Sequence[ExhibitRun]) -> str:
-        counts: dict[tuple[str, int], int] = {}
-        for record in self.records[PLAIN_ROW]:
-            place = record["dataset"], record["concurrency"]
-            counts[place] = counts.get(place, 0) + 1
+        counts = Counter((record["dataset"], record["concurrency"]) for record in self.records[PLAIN_ROW])
         texts = [f"{count} prompts of {of}, {level} in flight" for (of, level), count in counts.items()]
         return f"{'; '.join(texts)}; at most {self._first['sampling']['max_new_tokens']} tokens"
 

@@ -12,7 +12,7 @@ import pytest
 import outpace
 from outpace.api import Model
 from outpace.bench.paper.exhibit import Exhibit
-from outpace.bench.paper.measure import MANIFEST, PromptSets, Suite, jobs_of
+from outpace.bench.paper.measure import MANIFEST, PromptSets, SetRun, Suite, jobs_of
 from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
 from outpace.bench.paper.sources import RecordFolder
 from outpace.lib.errors import InvalidRequest
@@ -79,6 +79,16 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
     page = (suite().folder / REPORT).read_text()
     assert "TR over PLD" in page
     assert "http" not in page.replace("http://www.w3.org", "")  # no network
+
+
+def test_a_run_that_ended_at_once_has_a_report(suite: Callable[[], Suite]) -> None:
+    """Guards against a page that cannot be made where a run was interrupted before its first record was whole."""
+    own = suite()
+    shown(own, exhibit())
+    (records,) = own.folder.glob(f"records/{SetRun(exhibit().runs[0], 'letters').key}/*/records.jsonl")
+    records.write_text('{"method"')
+    (found,) = write_report("graft", [exhibit()], [RecordFolder.read(own.folder)], own.folder)
+    assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 3, "TR": 3, "PLD": 3}
 
 
 def test_ids_of_a_page_are_unique(suite: Callable[[], Suite]) -> None:
