@@ -291,6 +291,7 @@ def test_the_line_can_be_copied(tmp_path: Path) -> None:
 def test_no_secret_is_printed() -> None:
     """Guards against keys in logs and on screens."""
     more = ("--api-key", "one", "two", "--hf_token=three", "--port", "1")
+    assert "secret" not in str(ServeCommand(("vllm", "serve", "m", "--api-k", "secret", "--hf-t=secret"), {}))
     line = ServeCommand(("vllm", "serve", "m", *more), {"VLLM_API_KEY": "four"})
     assert (
         str(line) == 'VLLM_API_KEY="${VLLM_API_KEY}" ' + "vllm serve m --api-key '***' '***' '--hf_token=***' --port 1"
