@@ -179,6 +179,19 @@ def test_dry_run(target: Path, prompts: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "more").exists()
 
 
+def test_a_dry_run_holds_out_what_the_run_does(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against an estimate that holds out a share of all prompts, where few are answered: it left none of them to
+    train on."""
+    answers = tmp_path / "answers"
+    run_json("train", "regenerate", "--target", str(target), "--prompts", str(prompts), "--out", str(answers),
+             "--max-new-tokens", "12", "--dtype", "float32", "--device", "cpu")  # fmt: skip
+    more = [json.dumps({"id": f"q{at}", "turns": [f"Say {at}."]}) for at in range(400)]
+    (tmp_path / "more.jsonl").write_text(prompts.read_text() + "\n".join(more) + "\n")
+    given = arguments("medusa", target, tmp_path / "more.jsonl", tmp_path / "run", "--answers", str(answers))
+    planned = run_json(*(one for one in given if one != "data.held_out=2"), "--dry-run")
+    assert planned["sequences"] == 13
+
+
 def test_prompts_that_do_not_fit_are_named(target: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against prompts that are lost on the way without a word."""
     file = tmp_path / "prompts.jsonl"

@@ -18,7 +18,7 @@ from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
 from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples, encode_prompt
-from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision
+from outpace.train.run import Run, build, disk_needed, frozen_target, longest_of, sequences, training_precision
 from outpace.train.trainer import make_optimizers, step_all
 
 SHOWN_PROMPTS = 64  # whose lengths represent all
@@ -31,14 +31,13 @@ def plan(run: Run) -> dict[str, Any]:
     the maximal length. Speeds are measured with the real target and new weights."""
     items = read_workloads(list(run.prompts))
     target, codec = frozen_target(run, run.device)
-    longest = min(run.settings.data.max_length, target.max_length)
     held_out = run.settings.data.held_out_of(len(items))
     if run.answers is not None:
-        samples = join(items, path_of(run.answers), codec, target.vocab_size, longest)
-        kept = samples.without(samples.held_out(held_out))
+        samples, chosen = sequences(run, items, path_of(run.answers), target, codec)
+        kept = samples.without(chosen)
         scale, count = 1.0, len(kept)
     else:
-        samples = longest_samples(items, codec, run.settings.regenerate.max_new_tokens, longest)
+        samples = longest_samples(items, codec, run.settings.regenerate.max_new_tokens, longest_of(run, target))
         kept, count = list(range(len(samples))), sum(len(item.turns) for item in items) - held_out
         scale = (count + held_out) / len(samples)
         if count < 1:
@@ -48,7 +47,7 @@ def plan(run: Run) -> dict[str, Any]:
     sampler = BatchSampler(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
     steps = -(-round(training.epochs * count) // training.batch_size)
     steps = min(steps, training.max_steps or steps)
-    seconds, memory = {}, 0.0
+    seconds = {}
     if run.answers is None:
         seconds["answers"] = answer_seconds(run, items, count + held_out, samples.supervised * scale)
     per_pass, memory = try_training(objective, samples, sampler, training)

@@ -102,9 +102,7 @@ def train(
     items = read_workloads(list(run.prompts))
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
-    longest = min(run.settings.data.max_length, target.max_length)
-    samples = join(items, folder, codec, target.vocab_size, longest)
-    held_out = samples.held_out(run.settings.data.held_out_of(samples.prompts))
+    samples, held_out = sequences(run, items, folder, target, codec)
     set_seed(run.settings.training.seed)
     objective = build(run, target, codec, samples, held_out)
     if run.start is not None:
@@ -119,7 +117,7 @@ def train(
     accelerator.init_trackers("tensorboard")
     stored = None
     if run.features is not None:
-        stored = stored_features(run.features, objective.taps, target, samples, longest)
+        stored = stored_features(run.features, objective.taps, target, samples, longest_of(run, target))
     data = TrainingData(samples, held_out, stored, run.settings.data.workers)
     write = partial(objective.write, codec=codec, dtype=run.settings.training.dtype)
     trainer = Trainer(
@@ -150,12 +148,11 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
     assert run.answers is not None, "the command requires them"
     items, answers = read_workloads(list(run.prompts)), path_of(run.answers)
     target, codec = frozen_target(run, str(choose_device(run.device)))
-    longest = min(run.settings.data.max_length, target.max_length)
-    samples = join(items, answers, codec, target.vocab_size, longest)
-    objective = build(run, target, codec, samples, samples.held_out(run.settings.data.held_out_of(samples.prompts)))
+    samples, held_out = sequences(run, items, answers, target, codec)
+    objective = build(run, target, codec, samples, held_out)
     if not objective.taps:
         raise InvalidRequest(f"method={run.method!r}: reads no features under these settings; train without them")
-    about = about_features(run.target, target, objective.taps, dtype, read_about(answers), longest)
+    about = about_features(run.target, target, objective.taps, dtype, read_about(answers), longest_of(run, target))
     store, tokens = FeatureStore(run.out, about), int(samples.lengths.sum())
     size, before = store.bytes_of(tokens), len(store)
     note(f"{len(samples)} sequences, {tokens} tokens: {size / 1e9:.3f} GB in {dtype}")
@@ -200,6 +197,19 @@ def frozen_target(run: Run, device: str, is_main: bool = True) -> tuple[FrozenTa
     with loading(run.target, is_shown=is_main):  # processes that train together share a terminal
         target, codec = load_target(run.target, run.dtype, device, None, run.settings.training.micro_batch_size)
     return FrozenTarget(target), codec
+
+
+def longest_of(run: Run, target: FrozenTarget) -> int:
+    """Tokens that a sequence has at most."""
+    return min(run.settings.data.max_length, target.max_length)
+
+
+def sequences(
+    run: Run, items: Sequence[WorkItem], answers: Path, target: FrozenTarget, codec: TextCodec
+) -> tuple[SampleSet, tuple[int, ...]]:
+    """A run's sequences, and which are held out."""
+    samples = join(items, answers, codec, target.vocab_size, longest_of(run, target))
+    return samples, samples.held_out(run.settings.data.held_out_of(samples.prompts))
 
 
 def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: int, max_length: int) -> SampleSet:
@@ -286,8 +296,7 @@ def _notes(accelerator: Accelerator) -> dict[str, Any]:
 def reuse_freed_memory() -> None:
     """Let glibc keep freed memory. A step allocates and frees the same large tensors; by default each comes from the
     kernel anew, which clears its pages: a tenth of a step on two cores. Changes nothing with another C library."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if sys.platform == "linux" and mallopt is not None:
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for option, value in MALLOC.items():
             mallopt(option, value)
 
