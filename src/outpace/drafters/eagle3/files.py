@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.eagle3.net import OF_SPECULATORS, Eagle3Config, Eagle3Net
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
 from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
 from outpace.drafters.kind import ROWS, Random, causal
@@ -195,9 +195,7 @@ def eagle3_config(net: Eagle3Net, layout: str, verifier: str | None) -> dict[str
         return _speculators_config(
             config, layer | {"model_type": "qwen3" if config.qk_norm else "llama"}, shared, verifier
         )
-    refused = [
-        key for key in ("norm_before_residual", "norm_before_fc", "norm_output", "qk_norm") if getattr(config, key)
-    ]
+    refused = [key for key in OF_SPECULATORS if getattr(config, key)]
     if refused:
         raise ModelError(
             f"layout={layout!r} cannot express {', '.join(refused)} for every engine; use layout='speculators'"

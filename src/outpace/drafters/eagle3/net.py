@@ -14,6 +14,9 @@ from outpace.drafters.fusion import FusionConfig, FusionLayer, FusionNet
 from outpace.drafters.layers import Attend, fill_with_nan
 from outpace.models.plain_decoder import RMSNorm
 
+# Variants that other layouts than speculators' have no fields for.
+OF_SPECULATORS = ("norm_before_residual", "norm_before_fc", "norm_output", "qk_norm")
+
 
 class Eagle3Config(FusionConfig):
     """Sizes and variants of an EAGLE-3 drafter.

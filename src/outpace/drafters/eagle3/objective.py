@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.eagle3.net import OF_SPECULATORS, Eagle3Config, Eagle3Net
 from outpace.drafters.fields import build
 from outpace.drafters.fusion import usual_taps
 from outpace.drafters.kind import Training
@@ -87,8 +87,7 @@ class Eagle3Objective(PairObjective):
         config = self.net.config
         if not config.own_head:
             return "headless"
-        variants = config.qk_norm, config.norm_before_residual, config.norm_before_fc, config.norm_output
-        return "speculators" if any(variants) else "midlayer"  # midlayer has no fields for these
+        return "speculators" if any(getattr(config, name) for name in OF_SPECULATORS) else "midlayer"
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """As `Objective.forward`; "accuracy" is the part of "weight" where the drafter's best token is the label's."""
@@ -194,6 +193,10 @@ def build_eagle3(
         raise InvalidRequest(
             f"objective.vocabulary={objective.vocabulary}: a drafter with its own head has net.draft_vocab_size; "
             "set that, or net.own_head=false"
+        )
+    if not net.own_head and (given := [f"net.{name}=true" for name in OF_SPECULATORS if getattr(net, name)]):
+        raise InvalidRequest(
+            f"net.own_head=false, {given[0]}: no layout has a drafter with both; leave one of them out"
         )
     chosen = net.model_dump(include=set(Eagle3NetSettings.model_fields) - set(FusionNetSettings.model_fields))
     if net.taps is None:  # a target with few layers lacks some of them

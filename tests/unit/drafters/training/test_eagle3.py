@@ -142,6 +142,13 @@ def test_an_own_head_has_its_own_vocabulary() -> None:
         objective_of(0, vocabulary=20)
 
 
+@pytest.mark.parametrize("variant", ["qk_norm", "norm_output"])
+def test_what_no_layout_writes_is_refused_before_training(variant: str) -> None:
+    """Guards against a training whose first drafter cannot be written."""
+    with pytest.raises(InvalidRequest, match=rf"net.own_head=false, net.{variant}=true: .*leave one of them out"):
+        objective_of(0, {"own_head": False, variant: True})
+
+
 def test_a_stretch_of_chains_is_what_it_says() -> None:
     """Guards against chains of a stretch that meet labels beyond it, and stretches that are always the first."""
     objective = objective_of(3, steps=3, anchors=6)
