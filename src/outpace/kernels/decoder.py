@@ -1,6 +1,6 @@
 """Decoder layers by the compiled kernels (cpp/decoder.h), all of a pass in one call.
 
-Python reference: the layers' own modules, `models.packed.PackedDecoder._run_modules` for a target and `block` or
+Python reference: the layers' own modules, `models.packed.PackedModel._run_modules` for a target and `block` or
 `forward` for the net of a drafter.
 """
 
@@ -87,7 +87,8 @@ def matrix_of(parent: nn.Module, name: str, sibling: str = "") -> structs.PanelM
     Args:
         parent: whose child computes it.
         name: of that child.
-        sibling: the first of the children that are computed together in its place (`models.linear.SiblingLinear`).
+        sibling: the first of the children that are computed together in its place
+            (`models.layers.linear.SiblingLinear`).
 
     Raises:
         NotCompiled: it is not what the kernels read.

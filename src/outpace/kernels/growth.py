@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outpace.kernels import structs
-from outpace.kernels.build import call, kernels
+from outpace.kernels.build import kernels
 
 
 class NativeText:
@@ -38,14 +37,3 @@ class NativeText:
             self._begin()
             end()
             self.follow(kept)
-
-
-def grow_trees(layout: structs.Layout, trees: "ctypes.Array[structs.Growing]") -> None:
-    """Grow the trees of a round in one call."""
-    call("grow", ctypes.byref(layout), trees, len(trees))
-
-
-def learn_weights(rows: "ctypes.Array[structs.Learning]") -> None:
-    """One Adagrad step for each accepted node of each row, in order. Python reference:
-    `trees.union.acceptance.AcceptanceModel`."""
-    call("learn", rows, len(rows))

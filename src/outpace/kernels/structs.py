@@ -147,7 +147,7 @@ class Growing(ctypes.Structure):
         *((name, c_double) for name in ("min_prob", "wanted_gain")),
         *((name, c_int64) for name in ("vocabulary", "before")),
         *((name, c_int32) for name in ("draft_count", "ending_count", "least_count", "budget", "max_depth")),
-        *((name, c_int32) for name in ("most_named", "count", "expanded")),
+        *((name, c_int32) for name in ("count", "expanded")),
     ]
 
 

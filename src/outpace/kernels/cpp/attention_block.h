@@ -2,7 +2,7 @@
 // those.
 //
 // A score is one sum over the numbers of a key in their order. A weighted sum of values takes 32 positions at a time:
-// those of even positions in their order, those of odd ones, and both sums rows_in_order are added to what is there. That is
+// those of even positions in their order, those of odd ones, and both sums in order are added to what is there. That is
 // the order of AMX, and all code keeps it, because rows of a tree are summed without AMX everywhere. A weight of zero
 // changes no sum.
 #pragma once

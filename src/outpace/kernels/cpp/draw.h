@@ -39,13 +39,7 @@ static inline void draw(Drawn& one) {
   for (int index = 0; index < one.top_count; ++index) weigh(one.top_ids[index], one.top_logits[index]);
   const float scale = float(1 / one.temperature);
   for (int32_t token = 0; token < one.width; ++token) {
-    float logit;
-    if (one.is_bfloat16) {
-      const uint32_t bits = uint32_t(((const uint16_t*)one.logits)[token]) << 16;
-      std::memcpy(&logit, &bits, sizeof logit);
-    } else {
-      logit = ((const float*)one.logits)[token];
-    }
+    const float logit = one.is_bfloat16 ? as_float(((const uint16_t*)one.logits)[token]) : ((const float*)one.logits)[token];
     const float scaled = logit * scale, most = bounds.most[noise_word(one.key, token) >> (32 - kNoiseBits)];
     // What rounds in float32 on the way is far less than this.
     if (!(double(scaled + most) + 1e-5 * std::abs(scaled) + 1e-4 > best)) continue;

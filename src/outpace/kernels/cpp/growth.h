@@ -47,11 +47,11 @@ struct Growing {
   int64_t* origins;  // who named each (core/events.py)
   double* gains;
   int64_t* named_from;   // [budget + 2]
-  int64_t* named;        // [budget + 1, most named]
+  int64_t* named;        // what each node names, from named_from[node] on
   uint8_t* features;     // the same, of kSources each
   double min_prob, wanted_gain;
   int64_t vocabulary, before;
-  int32_t draft_count, ending_count, least_count, budget, max_depth, most_named;
+  int32_t draft_count, ending_count, least_count, budget, max_depth;
   int32_t count, expanded;  // nodes, and how many of them were expanded
 };
 

@@ -26,7 +26,6 @@ typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitLanes __attribute__((vector_size(4 * kLanes)));
 typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
-typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
 
 static inline Lanes load(const float* from) {
   Lanes lanes;
@@ -88,6 +87,16 @@ static inline int32_t sum(IntLanes lanes) {
   for (int lane = 0; lane < kLanes; ++lane) total += lanes[lane];
   return total;
 #endif
+}
+
+// The sum of products, in lanes that do not depend on anything but the width.
+static inline float dot(const float* left, const float* right, int width) {
+  Lanes total = {};
+  int at = 0;
+  for (; at + kLanes <= width; at += kLanes) total = fma(load(left + at), load(right + at), total);
+  float rest = 0;
+  for (; at < width; ++at) rest += left[at] * right[at];
+  return sum(total) + rest;
 }
 
 static inline float largest(Lanes lanes) {
@@ -177,20 +186,6 @@ static inline uint16_t to_bfloat16(float number) {
   std::memcpy(&bits, &number, 4);
   if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN stays NaN
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static inline Lanes load_bfloat16(const uint16_t* from) {
-#if defined(__AVX512F__)
-  const __m256i halves = _mm256_loadu_si256((const __m256i*)from);
-  return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
-#elif defined(__AVX2__)
-  const __m128i halves = _mm_loadu_si128((const __m128i*)from);
-  return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
-#else
-  HalfLanes halves;
-  std::memcpy(&halves, from, sizeof halves);
-  return (Lanes)(__builtin_convertvector(halves, BitLanes) << 16);
-#endif
 }
 
 static inline float as_float(uint16_t half) {

@@ -31,15 +31,6 @@ struct Lattice {
   int32_t count;            // nodes of the tree
 };
 
-static inline float dot(const float* left, const float* right, int width) {
-  Lanes total = {};
-  int at = 0;
-  for (; at + kLanes <= width; at += kLanes) total = fma(load(left + at), load(right + at), total);
-  float rest = 0;
-  for (; at < width; ++at) rest += left[at] * right[at];
-  return sum(total) + rest;
-}
-
 // log(e^x of the row), for few numbers.
 static inline float log_sum(const float* row, int width) {
   float top = row[0];

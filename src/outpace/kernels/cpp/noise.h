@@ -3,7 +3,8 @@
 #pragma once
 #include "lanes.h"
 
-static inline uint32_t mix(uint32_t bits) {
+template <class Bits>
+static inline Bits mix(Bits bits) {
   bits = (bits ^ bits >> 16) * 0x7FEB352Du;
   bits = (bits ^ bits >> 15) * 0x846CA68Bu;
   return bits ^ bits >> 16;
@@ -38,15 +39,9 @@ static inline Lanes logarithm(Lanes x) {
   return fma(n, all(0.693359375f), rest + fma(square, all(-0.5f), p));
 }
 
-static inline BitLanes mixed(BitLanes bits) {
-  bits = (bits ^ bits >> 16) * 0x7FEB352Du;
-  bits = (bits ^ bits >> 15) * 0x846CA68Bu;
-  return bits ^ bits >> 16;
-}
-
 // The noise of some ids: the same hash and the same uniform number, bit for bit, as `sampling.noise` has in float32.
 static inline Lanes noise_of(const int32_t* key, BitLanes ids) {
-  const BitLanes bits = mixed(mixed(ids * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
+  const BitLanes bits = mix(mix(ids * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
   const IntLanes word = (IntLanes)bits;
   const Lanes value = __builtin_convertvector(word, Lanes) + (word < 0 ? all(4294967296.0f) : Lanes{});
   const Lanes uniform = smaller((value + 0.5f) * 2.3283064365386963e-10f, all(0.999999940395355f));

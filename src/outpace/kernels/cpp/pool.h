@@ -24,10 +24,12 @@ static inline int64_t nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+constexpr int kSpinsInPass = 2000;  // some 30 microseconds
+
 // How long it took beyond the spins, in nanoseconds: as long as somebody has the core of the one that is waited for.
 template <class Ready>
-static inline int64_t wait_until(Ready ready, int spins) {
-  for (int turn = 0; turn < spins; ++turn) {
+static inline int64_t wait_until(Ready ready) {
+  for (int turn = 0; turn < kSpinsInPass; ++turn) {
     if (ready()) return 0;
     pause_briefly();
   }
@@ -37,8 +39,7 @@ static inline int64_t wait_until(Ready ready, int spins) {
   return nanoseconds() - start;
 }
 
-constexpr int kSpinsInPass = 2000;     // some 30 microseconds
-constexpr int kSpinsBetween = 500;     // a worker that was awake a moment ago is asked again at once
+constexpr int kSpinsBetween = 500;  // a worker that was awake a moment ago is asked again at once
 
 // Whether passes go faster alone. Where something else runs on a core, the thread there is put aside for milliseconds at
 // a time, and all others wait for it at the next meeting: two threads beside two busy processes take three times as long
@@ -86,7 +87,7 @@ class Team {
       next_.store(0, std::memory_order_relaxed);
       phase_.store(now + 1, std::memory_order_release);
     } else {
-      waited += wait_until([&] { return phase_.load(std::memory_order_acquire) != now; }, kSpinsInPass);
+      waited += wait_until([&] { return phase_.load(std::memory_order_acquire) != now; });
     }
   }
 
@@ -113,20 +114,19 @@ class Pool {
     std::lock_guard<std::mutex> one_at_a_time(turn_);
     size = size > 1 ? crowd_.take(size) : 1;
     Team team(size);
-    const int64_t start = size > 1 ? nanoseconds() : 0;
-    if (size > 1) {
-      hire(size - 1);
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        team_ = &team, work_ = &work, wanted_ = size - 1;
-        busy_.store(size - 1);
-        job_.fetch_add(1, std::memory_order_release);
-      }
-      wake_.notify_all();
+    if (size == 1) return work(team);
+    const int64_t start = nanoseconds();
+    hire(size - 1);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      team_ = &team, work_ = &work, wanted_ = size - 1;
+      busy_.store(size - 1);
+      job_.fetch_add(1, std::memory_order_release);
     }
+    wake_.notify_all();
     work(team);
-    team.waited += wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; }, kSpinsInPass);
-    if (size > 1) crowd_.learn(nanoseconds() - start, team.waited.load());
+    team.waited += wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; });
+    crowd_.learn(nanoseconds() - start, team.waited.load());
   }
 
  private:

@@ -18,22 +18,9 @@ typedef float RoundedRow;
 constexpr bool kRowsAreHalves = false;
 #endif
 
-// A row's sum of squares, in lanes that do not depend on anything but its length.
-static inline float mean_square(const float* row, int width) {
-  Lanes total = {};
-  int at = 0;
-  for (; at + kLanes <= width; at += kLanes) {
-    const Lanes x = load(row + at);
-    total = fma(x, x, total);
-  }
-  float rest = 0;
-  for (; at < width; ++at) rest += row[at] * row[at];
-  return (sum(total) + rest) / float(width);
-}
-
 // Numbers `first` to `last` of row / rms(row) * weight.
 static inline void rms_norm(const float* row, const float* weight, float eps, int width, int first, int last, float* out) {
-  const float scale = 1.0f / std::sqrt(mean_square(row, width) + eps);
+  const float scale = 1.0f / std::sqrt(dot(row, row, width) / float(width) + eps);
   for (int at = first; at < last; ++at) *out++ = row[at] * scale * weight[at];
 }
 

@@ -14,7 +14,8 @@ from outpace.core.protocols import Stream
 from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
-from outpace.kernels.growth import NativeText, grow_trees, learn_weights
+from outpace.kernels.build import call
+from outpace.kernels.growth import NativeText
 from outpace.sampling.noise import noise_key
 from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
 from outpace.trees.union import acceptance
@@ -173,10 +174,11 @@ class CompiledGrower:
         least_ms = {id(one.prices.times): np.array(one.prices.times.least_ms) for one in requests if one.prices}
         calls = [_KernelTree(tree, request, least_ms) for tree, request in zip(trees, requests, strict=True)]
         if calls:
-            grow_trees(_LAYOUT, trees)
+            call("grow", ctypes.byref(_LAYOUT), trees, len(trees))
         return [call.growth() for call in calls]
 
     def learn(self, lessons: Sequence[Lesson]) -> None:
+        # One Adagrad step for each accepted node of each row, in order; Python reference: `AcceptanceModel`.
         rows = structs.array(structs.Learning, len(lessons))()
         kept = []  # what the addresses point to
         for row, (model, candidates, nodes, chosen) in zip(rows, lessons, strict=True):
@@ -188,7 +190,7 @@ class CompiledGrower:
             row.nodes, row.said = _address(given), _address(given) + given.strides[0]
             row.rate, row.count, row.size = model.rate, len(nodes), SIZE
         if kept:
-            learn_weights(rows)
+            call("learn", rows, len(rows))
 
 
 class _KernelTree:
