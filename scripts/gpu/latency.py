@@ -195,7 +195,7 @@ class Latency:
         assert isinstance(self._domino, DominoNet)
         weights = HeadWeights.of(self._domino.head, None)
         depths = sizes.block - 1
-        corrected = [config.draft_step(depth).corrected for depth in range(1, depths + 1)]
+        corrected = [config.corrects(depth) for depth in range(1, depths + 1)]
         embedding = self._model.get_input_embeddings()
         hidden = torch.randn(batch, depths, sizes.hidden, device=self._device).to(self._dtype)
         base = torch.randn(batch, depths, sizes.vocab, device=self._device)

@@ -36,7 +36,7 @@ def corrected_chain(
     for depth in range(1, base.shape[1] + 1):
         logits = base[:, depth - 1]  # [B, V]
         state = head.follow(state, torch.nn.functional.linear(embed(tokens), of_input))
-        if head.config.draft_step(depth).corrected:
+        if head.config.corrects(depth):
             logits += head.correction(hidden[:, depth - 1], state)
         best = logits.argmax(dim=-1)
         tokens = best if ids is None else ids[best]

@@ -16,9 +16,8 @@ def chain(net: DominoNet, base: Tensor, hidden: Tensor, anchor: int, table: Tens
     """Logits [V] of each depth of one request, by torch's own GRU over all tokens so far."""
     tokens, logits = [anchor], []
     for depth in range(1, DRAFTS + 1):
-        step = net.config.draft_step(depth)
         scores = base[depth - 1].clone()
-        if step.corrected:
+        if net.config.corrects(depth):
             _, state = net.head.get_submodule("prefix_gru")(table[tokens][None])
             scores += net.head.correction(hidden[None, depth - 1], state[0])[0, ids]
         logits.append(scores)

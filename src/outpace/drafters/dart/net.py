@@ -37,7 +37,6 @@ class DartNet(FusionNet):
 
     def __init__(self, config: DartConfig) -> None:
         super().__init__(config, DartLayer(config))
-        self.config = config
         fill_with_nan(self)
 
     def forward(

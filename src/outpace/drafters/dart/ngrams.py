@@ -154,8 +154,8 @@ class Continuity:
     Z such that q' is a distribution: it takes part in processing, temperature, truncation and keyed noise as any other
     draft's distribution does. The authors' search adds, per level, w_l * (decay^l * log q + weight * log p_ngram). For
     it the scores of a node's children get log Z back, after the noise, and the shape weighs the level by w_l * decay^l
-    (`shaping.beam.SearchConfig`): at temperature 0 that is the same sum. Z is at most 1, and says how well the next
-    guesses go on after the node; without it a node that nothing continues would pass for any other. Shapes with
+    (`trees.shapes.beam.SearchConfig`): at temperature 0 that is the same sum. Z is at most 1, and says how well the
+    next guesses go on after the node; without it a node that nothing continues would pass for any other. Shapes with
     thresholds read scores as a distribution's, so for them it stays out.
 
     Attributes:

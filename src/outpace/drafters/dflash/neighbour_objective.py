@@ -16,7 +16,7 @@ class NeighbourObjective(DFlashObjective):
 
     def _drafting(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
         """Block outputs that predict the drafts after anchors, [A, D, H], and the true tokens before those, [A, D]."""
-        positions = [self.net.config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+        positions = [self.net.config.draft_position(depth) for depth in range(1, self.depth + 1)]
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, positions]
         return hidden, anchors.tokens_before(batch, self.depth)
 

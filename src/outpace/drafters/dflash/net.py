@@ -6,7 +6,6 @@ and the target's LM head reads its outputs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -17,19 +16,6 @@ from outpace.lib.errors import ModelError
 from outpace.models.plain_decoder import RMSNorm
 
 LayerType = Literal["full_attention", "sliding_attention"]
-
-
-@dataclass(frozen=True)
-class DraftStep:
-    """What makes one drafted token.
-
-    Attributes:
-        position: block position whose output predicts it; 0 is the anchor, the last committed token.
-        corrected: whether a causal head adds a correction to the base logits of that position.
-    """
-
-    position: int
-    corrected: bool
 
 
 class DFlashConfig(LayerConfig):
@@ -92,11 +78,12 @@ class DFlashConfig(LayerConfig):
         sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
         return self.sliding_window if sliding else None
 
-    def draft_step(self, depth: int) -> DraftStep:
-        """What makes the drafted token of a depth, counted from 1: the block position of that token itself."""
-        return DraftStep(depth, corrected=False)
+    def draft_position(self, depth: int) -> int:
+        """The block position whose output predicts the drafted token of a depth, counted from 1: that token's own. 0 is
+        the anchor, the last committed token."""
+        return depth
 
-    def drafts_per_block(self, every_position: bool = False) -> int:
+    def drafts_per_block(self) -> int:
         """Tokens that a block drafts: B - 1, as the anchor's position predicts the anchor."""
         return self.block_size - 1
 
@@ -119,7 +106,7 @@ class DFlashConfig(LayerConfig):
 
 def default_target_layer_ids(target_layers: int, taps: int) -> tuple[int, ...]:
     """The authors' rule for which layers to tap: the middle one, or several evenly from 1 to target_layers - 3. `taps`:
-    how many, by default one for each layer of the drafter."""
+    how many."""
     if taps == 1:
         return (target_layers // 2,)
     return tuple(round(1 + index * (target_layers - 4) / (taps - 1)) for index in range(taps))

@@ -127,7 +127,7 @@ class BlockSource(Windowed, BaseSource):
         self._scores = own_scores_of(head, self._device)
         self.depth = depth or config.drafts_per_block()
         self._unknown = torch.zeros(1, config.hidden_size, device=self._device)
-        first = config.draft_step(1).position
+        first = config.draft_position(1)
         self._drafting = slice(first, first + self.depth)  # rows of a block
 
     def open(self, slot: int, alone: bool = False) -> BlockState:

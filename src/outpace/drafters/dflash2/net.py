@@ -97,7 +97,6 @@ class Selector(NeighbourHead):
         super().__init__(config.vocab_size, config.selector_rank)
         self._top_k = config.selector_top_k
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
-        fill_with_nan(self)
 
     def left(self, before: Tensor, hidden: Tensor) -> Tensor:
         left: Tensor = before * self.hidden_projection(hidden)

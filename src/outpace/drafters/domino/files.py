@@ -2,7 +2,7 @@
 
 Authors and SpecForge write `DominoDraftModel`, SGLang reads `DFlashDraftModel` with the same fields; the rank of the
 correction may stand at the top level, in `dflash_config` or in both. Early checkpoints nested the head's tensors. What
-ships with the project has W2's rows for a ranked vocabulary alone (`ranked_rows`).
+ships with the project has W2's rows for a ranked vocabulary alone (`without_other_rows`).
 """
 
 from collections.abc import Mapping

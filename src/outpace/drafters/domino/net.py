@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, DraftStep
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.layers import Size, fill_with_nan
 
 
@@ -37,17 +37,14 @@ class DominoConfig(DFlashConfig):
         if self.pure_draft_prefix_len >= self.block_size:
             yield f"pure_draft_prefix_len={self.pure_draft_prefix_len} is not below block_size={self.block_size}"
 
-    @property
-    def first_corrected(self) -> int:
-        """The first block position that gets a correction."""
-        return self.pure_draft_prefix_len + (0 if self.shift_label else 1)
+    def draft_position(self, depth: int) -> int:
+        """Both alignments correct the same depths and let the state read the same tokens, the anchor and the depth - 1
+        drafts before; only the block position differs, by one."""
+        return depth - 1 if self.shift_label else depth
 
-    def draft_step(self, depth: int) -> DraftStep:
-        """What makes the drafted token of a depth, counted from 1. Both alignments correct the same depths and let the
-        state read the same tokens, the anchor and the depth - 1 drafts before; only the block position differs, by
-        one."""
-        position = depth - 1 if self.shift_label else depth
-        return DraftStep(position, corrected=position >= self.first_corrected)
+    def corrects(self, depth: int) -> bool:
+        """Whether the causal head corrects the base logits of a depth."""
+        return depth > self.pure_draft_prefix_len
 
     def drafts_per_block(self, every_position: bool = False) -> int:
         """Tokens that a block drafts. `every_position`: with shifted labels the last position predicts a B-th token.

@@ -88,7 +88,7 @@ class DominoObjective(DFlashObjective):
         else:
             fed = anchors.followed(batch, depth)[0]
         states = self._states(pending, fed)  # [A, D, G]
-        corrected = torch.tensor([config.draft_step(at).corrected for at in range(1, depth + 1)], device=fed.device)
+        corrected = torch.tensor([config.corrects(at) for at in range(1, depth + 1)], device=fed.device)
         share = self._base_share(progress)
 
         def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class DominoObjective(DFlashObjective):
 
     def _drafting(self, outputs: Tensor, depth: int) -> Tensor:
         """Of block outputs [A, B, H] those that predict depths 1 to `depth`, [A, depth, H]."""
-        positions = [self.net.config.draft_step(at).position for at in range(1, depth + 1)]
+        positions = [self.net.config.draft_position(at) for at in range(1, depth + 1)]
         return outputs[:, positions]
 
     def _states(self, pending: Tensor, ids: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class DominoObjective(DFlashObjective):
         for depth in range(1, hidden.shape[1] + 1):
             if depth > 1:
                 state = head.step(state, self._embed(drafts[-1]))
-            is_corrected = self.net.config.draft_step(depth).corrected
+            is_corrected = self.net.config.corrects(depth)
             pieces = zip(*(rows.split(FEW_ROWS) for rows in (hidden[:, depth - 1], state)), strict=True)
             best = torch.cat(
                 [
@@ -171,7 +171,7 @@ class DominoObjective(DFlashObjective):
 
         def scores(depth: int, chains: Tensor) -> Tensor:
             base = self.scores(hidden[chains, depth - 1])
-            if not self.net.config.draft_step(depth).corrected:
+            if not self.net.config.corrects(depth):
                 return base
             moves = self.net.head.correction(hidden[chains, depth - 1], states[chains, depth - 1]).to(base.dtype)
             ranked = self.vocabulary.ranked

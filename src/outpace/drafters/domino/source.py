@@ -68,7 +68,7 @@ class DominoSource(BlockSource):
         self._choose_head()
         self.chains: Chains | None = None
         if isinstance(self._causal, TritonHead):
-            corrected = [net.config.draft_step(step).corrected for step in range(1, self.depth + 1)]
+            corrected = [net.config.corrects(step) for step in range(1, self.depth + 1)]
             self.chains = Chains(Rollout(self._causal.weights, embed, corrected, self._table))
 
     def _choose_head(self) -> None:
@@ -127,7 +127,7 @@ class DominoSource(BlockSource):
         causal = self._next_states(level, level.tokens)  # [F, G]
         for state, rows in zip(level.states, causal.split(level.sizes), strict=True):
             state.causal = rows
-        if not self.net.config.draft_step(at + 1).corrected:
+        if not self.net.config.corrects(at + 1):
             return base
         hidden = level.repeated([state.hidden[at] for state in level.states])
         if self._has_pools:
@@ -165,7 +165,7 @@ class DominoSource(BlockSource):
         rows = HeadRows(
             None if self._table is not None else self._embed(tokens),
             [(state.causal, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],
-            here([state.hidden for state in level.states]) if self.net.config.draft_step(at + 1).corrected else None,
+            here([state.hidden for state in level.states]) if self.net.config.corrects(at + 1) else None,
             here([state.base for state in level.states]),
             draws,
             None if self._table is None else self._table[tokens],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.neighbours import NeighbourHead, NeighbourNet
-from outpace.drafters.dflash.net import DFlashConfig, DraftStep
+from outpace.drafters.dflash.net import DFlashConfig
 from outpace.drafters.layers import Size, fill_with_nan
 
 
@@ -27,10 +27,10 @@ class DSparkConfig(DFlashConfig):
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = False
 
-    def draft_step(self, depth: int) -> DraftStep:
-        return DraftStep(depth - 1, corrected=True)
+    def draft_position(self, depth: int) -> int:
+        return depth - 1
 
-    def drafts_per_block(self, every_position: bool = False) -> int:
+    def drafts_per_block(self) -> int:
         return self.block_size
 
 

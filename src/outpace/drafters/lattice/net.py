@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, DraftStep
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.layers import Size, fill_with_nan
 
 
@@ -33,11 +33,11 @@ class LatticeConfig(DFlashConfig):
     rank: Size
     candidates: int = Field(ge=2, le=64)
 
-    def draft_step(self, depth: int) -> DraftStep:
-        """The block position before that of the drafted token."""
-        return DraftStep(depth - 1, corrected=False)
+    def draft_position(self, depth: int) -> int:
+        """The position before that of the drafted token."""
+        return depth - 1
 
-    def drafts_per_block(self, every_position: bool = False) -> int:
+    def drafts_per_block(self) -> int:
         """Tokens that a block drafts: B."""
         return self.block_size
 
@@ -57,7 +57,6 @@ class PairHead(nn.Module):
         self.b = nn.Linear(config.target_hidden_size, config.rank, bias=False)
         self.h = nn.Linear(config.hidden_size, config.rank)
         self.register_buffer("temperatures", torch.ones(config.block_size))
-        fill_with_nan(self)
 
     def scores(self, before: Tensor, hidden: Tensor, after: Tensor) -> Tensor:
         """What pairs add to base logits, [R, C].

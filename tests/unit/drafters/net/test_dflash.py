@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from outpace.drafters.dflash.net import DFlashConfig, DraftStep, default_target_layer_ids
+from outpace.drafters.dflash.net import DFlashConfig, default_target_layer_ids
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import block_reference as reference
 from tests.unit.drafters.net.block_nets import SIZES, SLIDING, draft, requests, small_dflash
@@ -57,7 +57,7 @@ def test_a_block_drafts_all_but_the_anchor() -> None:
     """Guards against the anchor's output taken for a draft."""
     config = DFlashConfig(**SIZES)
     assert config.drafts_per_block() == 4
-    assert [config.draft_step(depth) for depth in (1, 4)] == [DraftStep(1, False), DraftStep(4, False)]
+    assert [config.draft_position(depth) for depth in (1, 4)] == [1, 4]
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ def stepped(net: DominoNet, hidden: Tensor, base: Tensor, embeddings: Tensor) ->
     """Final logits [N, V] by depth, as drafting makes them: one token at a time."""
     logits, state = {}, net.head.start(embeddings[:, 0])
     for depth in range(1, net.config.drafts_per_block(every_position=True) + 1):
-        step = net.config.draft_step(depth)
-        logits[depth] = base[:, step.position]
-        if step.corrected:
-            logits[depth] = logits[depth] + net.head.correction(hidden[:, step.position], state)
+        position = net.config.draft_position(depth)
+        logits[depth] = base[:, position]
+        if net.config.corrects(depth):
+            logits[depth] = logits[depth] + net.head.correction(hidden[:, position], state)
         if depth < embeddings.shape[1]:
             state = net.head.step(state, embeddings[:, depth])
     return logits
@@ -62,8 +62,7 @@ def test_drafts_per_block_are_the_authors_or_the_servers() -> None:
     shifted, plain = (DominoConfig(**{**SIZES, **HEAD, "shift_label": shift}) for shift in (True, False))
     assert (shifted.drafts_per_block(every_position=True), shifted.drafts_per_block()) == (5, 4)
     assert (plain.drafts_per_block(every_position=True), plain.drafts_per_block()) == (4, 4)
-    last = shifted.draft_step(5)
-    assert (last.position, last.corrected) == (4, True)
+    assert (shifted.draft_position(5), shifted.corrects(5)) == (4, True)
 
 
 @pytest.mark.parametrize(

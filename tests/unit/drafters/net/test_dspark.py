@@ -29,7 +29,7 @@ def test_the_heads_are_the_papers_equations() -> None:
             weights["head.confidence_weight"][0] @ torch.cat((hidden[row], before)) + weights["head.confidence_bias"]
         )
         assert confidence[row].item() == pytest.approx(logit.item(), rel=1e-5)
-    steps = [net.config.draft_step(depth).position for depth in range(1, net.config.drafts_per_block() + 1)]
+    steps = [net.config.draft_position(depth) for depth in range(1, net.config.drafts_per_block() + 1)]
     assert steps == [0, 1, 2, 3, 4]  # the anchor's position drafts: as many drafts as the block has tokens
 
 

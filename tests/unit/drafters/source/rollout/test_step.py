@@ -159,7 +159,7 @@ def sources(kind: str) -> tuple[DominoSource, DominoSource]:
     fast, embed = made[0], target.embedding
     net: Any = fast.net
     fast._causal = TritonHead(HeadWeights.of(net.head, None))
-    corrected = [fast.net.config.draft_step(depth).corrected for depth in range(1, fast.depth + 1)]
+    corrected = [fast.net.config.corrects(depth) for depth in range(1, fast.depth + 1)]
     fast.chains = Chains(Rollout(fast._causal.weights, embed, corrected))
     return made[0], made[1]
 
