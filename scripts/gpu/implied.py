@@ -2,26 +2,12 @@
 
 from typing import Any
 
+from outpace.bench.paper.exhibit import read_exhibits
+
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
-PAPER: dict[str, dict[str, tuple[float, tuple[float, ...]]]] = {
-    "gsm8k": {
-        "eagle3": (5.01, (2.35, 2.15, 1.90, 1.77, 1.30, 0.97)),
-        "dflash": (3.90, (2.68, 2.40, 2.30, 1.95, 1.49, 1.09)),
-        "domino": (4.65, (3.01, 2.70, 2.61, 2.18, 1.68, 1.24)),
-    },
-    "humaneval": {
-        "eagle3": (4.84, (2.27, 2.13, 2.00, 1.74, 1.27, 0.87)),
-        "dflash": (3.78, (2.58, 2.43, 2.32, 2.05, 1.47, 1.00)),
-        "domino": (4.35, (2.82, 2.64, 2.52, 2.23, 1.63, 1.12)),
-    },
-    "livecodebench": {
-        "eagle3": (4.38, (1.99, 1.84, 1.81, 1.41, 1.30, 0.92)),
-        "dflash": (3.66, (2.36, 2.15, 2.16, 1.56, 1.56, 1.10)),
-        "domino": (4.24, (2.55, 2.33, 2.44, 1.75, 1.60, 1.17)),
-    },
-}
-"""Table 3 of arXiv 2605.29707: Qwen3-8B, greedy, 16 drafts, SGLang on an A100, drafters trained on the same data.
-Average acceptance length, and speedup at each concurrency."""
+ROWS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "domino": "Domino"}
+(TABLE,) = (one for one in read_exhibits("domino") if one.name == "table 3")
+PAPER = {(value.row, value.metric, value.run): value.sets for value in TABLE.values}
 
 
 def implied_speedups(case: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -51,9 +37,8 @@ def implied_speedups(case: dict[str, Any], rows: int) -> dict[str, Any]:
             continue
         together = sum(times[1:])
         found[method] = {"round_ms": round(together, 4), "plain_ms": plain, "round_over_plain": together / plain}
-        for data, methods in PAPER.items():
-            tau, speedups = methods[method]
-            paper = speedups[CONCURRENCY.index(concurrency)]
+        for data, tau in PAPER[ROWS[method], "tokens_per_step", ""].items():
+            paper = PAPER[ROWS[method], "speedup", f"{concurrency} in flight"][data]
             found[method][data] = {"tau": tau, "implied": round(tau * plain / together, 3), "paper": paper}
     return found
 
