@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,12 +110,11 @@ def waiting(threads: int) -> Finding:
     return finding("waiting threads", measured, remedy, threads=threads, settings=chosen)
 
 
-def other_processes(seconds: float = _LOOK_SECONDS, allowed: Collection[int] | None = None) -> Others:
+def other_processes(seconds: float = _LOOK_SECONDS) -> Others:
     """What other processes use of the processors, including time that the host takes from a virtual machine. `seconds`:
-    how long to look; nothing is computed meanwhile. `allowed`: numbers of the processors; None asks the system."""
+    how long to look; nothing is computed meanwhile."""
     me = psutil.Process()
-    if allowed is None:
-        allowed = me.cpu_affinity() if hasattr(me, "cpu_affinity") else range(psutil.cpu_count() or 1)
+    allowed = me.cpu_affinity() if hasattr(me, "cpu_affinity") else range(psutil.cpu_count() or 1)
     before, own, started = _used_seconds(), os.times(), perf_counter()
     percents = psutil.cpu_percent(interval=seconds, percpu=True)
     now, elapsed = os.times(), max(perf_counter() - started, 1e-9)

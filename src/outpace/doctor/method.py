@@ -3,12 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from outpace.api import Model
-from outpace.bench.records import PHASES
+from outpace.bench.records import PHASES, summed
 from outpace.bench.report import summarise
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
@@ -89,9 +88,8 @@ def compare(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -
     rows = summarise(records, copied=())
     for name, row in rows.items():
         own, steps = [record for record in records if record["method"] == name], max(row["rounds"], 1)
-        depths = zip_longest(*(record["accepted_per_depth"] for record in own), fillvalue=0)
         retrieved = sum(record["accepted_retrieved"] for record in own)
-        row |= {"by_position": [sum(depth) / steps for depth in depths]}
+        row |= {"by_position": [total / steps for total in summed(record["accepted_per_depth"] for record in own)]}
         row |= {"own_accepted": row["accepted_per_step"] - retrieved / steps}
     different = sum(not record["equal"] for record in records if record["method"] == method)
     return Comparison(method, len(asked), different, rows[PLAIN], rows[method])

@@ -226,8 +226,9 @@ class Admission:
 
     def _resume(self, session: Session, kept: KeptSlot) -> None:
         """Resume a kept slot, if it is still open and its state belongs to the session's proposer."""
-        # Under rejection, what a method learned in earlier turns would affect the answer.
-        if kept.serves(session.proposer) and not session.params.is_rejection:
+        # Another method has not seen its contents. Under rejection, what a method learned in earlier turns would affect
+        # the answer.
+        if kept.is_open and kept.proposer is session.proposer and not session.params.is_rejection:
             session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
             session.state = kept.state
             kept.is_open = False  # before the session owns the slot, so that it never has two owners

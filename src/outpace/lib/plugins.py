@@ -1,4 +1,4 @@
-"""What other packages add under an entry point group: methods, shapes."""
+"""What other packages add under an entry point group: methods, shapes, drafters."""
 
 from importlib.metadata import entry_points
 from typing import TypeVar

@@ -114,13 +114,13 @@ def wait_asleep() -> None:
         _choose("OMP_WAIT_POLICY", "passive")
 
 
-def choose_threads(found: Processors | None = None) -> None:
+def choose_threads() -> None:
     """Give torch a thread for each core that this process may use and is granted, unless the user or torch was first.
 
     By itself torch counts neither hardware threads of one core as one nor the limit of a container.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in COUNTS):
-        _choose("OMP_NUM_THREADS", str((found or processors()).best_threads))
+        _choose("OMP_NUM_THREADS", str(processors().best_threads))
 
 
 def users_environment() -> dict[str, str]:

@@ -169,23 +169,9 @@ def _origin(spec: MethodSpec, drafters: DrafterStore) -> str:
     return f"the default, with {' and '.join(used)}, which ship" if used else "the default"
 
 
-@dataclass(frozen=True)
-class ConfigRow:
-    """A method of vLLM's: its name here, and which keys it must have besides `method` and `num_speculative_tokens`."""
-
-    name: str
-    keys: tuple[str, ...]
-
-
-# vLLM drafts chains only, of num_speculative_tokens each. Its ngram also drafts where fewer tokens than that followed
-# the match; prompt lookup then tries a shorter suffix.
-ROWS = {
-    "eagle3": ConfigRow("eagle3", ("model",)),
-    "dflash": ConfigRow("dflash", ("model",)),
-    "draft_model": ConfigRow("linear", ("model",)),
-    "medusa": ConfigRow("medusa", ("model",)),
-    "ngram": ConfigRow("lookup", ("prompt_lookup_max", "prompt_lookup_min")),
-}
+# Methods here by vLLM's names. vLLM drafts chains only, of num_speculative_tokens each. Its ngram also drafts where
+# fewer tokens than that followed the match; prompt lookup then tries a shorter suffix.
+ROWS = {"eagle3": "eagle3", "dflash": "dflash", "draft_model": "linear", "medusa": "medusa", "ngram": "lookup"}
 # The lengths of suffixes that prompt lookup tries (MAX_NGRAM down to 1), and vLLM's keys for them.
 LOOKUP_SIZES = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 KEYS = ("method", "num_speculative_tokens", "model", *LOOKUP_SIZES)
@@ -254,23 +240,23 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
             raise InvalidRequest(f"speculative_config: {key}={shown(stated[key])}: {reason}")
     method = _need(stated, "method", "vLLM would guess it from the model's name")
     row = ROWS.get(method) if isinstance(method, str) else None
-    if row is None or row.name not in methods():
-        known = ", ".join(name for name, one in ROWS.items() if one.name in methods())
+    if row is None:
         raise InvalidRequest(
-            f"speculative_config: method={shown(method)}: none here is the same; choose one of {known}"
+            f"speculative_config: method={shown(method)}: none here is the same; choose one of {', '.join(ROWS)}"
         )
+    keys = tuple(LOOKUP_SIZES) if method == "ngram" else ("model",)
     for key, value in stated.items():
-        if key not in ("method", "num_speculative_tokens", *row.keys):
+        if key not in ("method", "num_speculative_tokens", *keys):
             raise InvalidRequest(f"speculative_config: {key}={shown(value)}: method {shown(method)} does not take it")
     count = _need(stated, "num_speculative_tokens", "vLLM would look for it in the drafter's config")
     if type(count) is not int or count < 1:
         raise InvalidRequest(
             f"speculative_config: num_speculative_tokens={shown(count)}: must be a whole number from 1 on"
         )
-    for key in row.keys:
+    for key in keys:
         _check(key, _need(stated, key, f"method {method!r} needs it"))
-    chain = "shape=chain," if "shape" in methods()[row.name].options.model_fields else ""
-    text = f"{row.name}:{chain}budget={count}"
+    chain = "shape=chain," if "shape" in methods()[row].options.model_fields else ""
+    text = f"{row}:{chain}budget={count}"
     parse_method(text)  # now, so that a budget beyond ours is refused before anything is loaded
     return text, stated.get("model")
 

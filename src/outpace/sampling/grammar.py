@@ -146,8 +146,25 @@ class GrammarConstraint:
         allowed, forced = [True] + [False] * (len(topology) - 1), dict[int, Forced]()
         matcher = self._follow(generated)
         if matcher is not None:
-            self._consumed = None
-            self._descend(matcher, 0, topology.children, tokens, wanted, allowed=allowed, forced=forced)
+            self._consumed, children = None, topology.children
+            pending = [(0, False)]
+            while pending:
+                node, is_done = pending.pop()
+                if is_done:
+                    matcher.rollback(1)
+                    continue
+                if node:
+                    if tokens[node] in self._eos or not matcher.consume_token(tokens[node]):
+                        continue
+                    pending.append((node, True))
+                only = _only(matcher)
+                if wanted[node] and (text := matcher.compute_ff_bytes()):
+                    chain = self._tokens(text)
+                    forced[node] = Forced(chain if chain[: len(only)] == only else only, len(only))
+                for child in children[node]:
+                    allowed[child] = self._may_follow(matcher, tokens[child], only)
+                    if allowed[child] and (children[child] or wanted[child]):
+                        pending.append((child, False))
             if self._is_sound(matcher):
                 self._consumed = list(generated)
         self._seconds += perf_counter() - started
@@ -162,36 +179,6 @@ class GrammarConstraint:
         """Milliseconds that were spent since the last call."""
         spent, self._seconds = self._seconds, 0.0
         return spent * 1e3
-
-    def _descend(
-        self,
-        matcher: "LLMatcher",
-        top: int,
-        children: Sequence[Sequence[int]],
-        tokens: Sequence[int],
-        wanted: Sequence[bool],
-        allowed: list[bool],
-        forced: dict[int, Forced],
-    ) -> None:
-        """`explore` a tree from one of its nodes on; the matcher is at that node before and after."""
-        pending = [(top, False)]
-        while pending:
-            node, is_done = pending.pop()
-            if is_done:
-                matcher.rollback(1)
-                continue
-            if node != top:
-                if tokens[node] in self._eos or not matcher.consume_token(tokens[node]):
-                    continue
-                pending.append((node, True))
-            only = _only(matcher)
-            if wanted[node] and (text := matcher.compute_ff_bytes()):
-                chain = self._tokens(text)
-                forced[node] = Forced(chain if chain[: len(only)] == only else only, len(only))
-            for child in children[node]:
-                allowed[child] = self._may_follow(matcher, tokens[child], only)
-                if allowed[child] and (children[child] or wanted[child]):
-                    pending.append((child, False))
 
     def _may_follow(self, matcher: "LLMatcher", token: int, only: tuple[int, ...]) -> bool:
         if token in self._eos:

@@ -1,4 +1,4 @@
-"""Fields that chat and completions share, and how fields are checked. What is not here or there is refused by name."""
+"""The fields of requests for chats and completions, and how they are checked. Others are refused by name."""
 
 import json
 from typing import Annotated, Any, Literal

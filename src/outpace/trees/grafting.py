@@ -4,10 +4,9 @@ Retrievers are the transition matrix along a template, the longest match, and se
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, zip_longest
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -65,7 +64,6 @@ class SuffixRetriever(Stateless):
     retrieval, arXiv 2411.10666, section 3)."""
 
     def __init__(self, device: torch.device) -> None:
-        self.needs = Needs()
         self._device = device
 
     def open(self, slot: int, alone: bool = False) -> TextMatch:
@@ -96,11 +94,8 @@ class JoinedRetriever(Nested):
     def _each(self) -> list[tuple[str, Any]]:
         return [(f"of_{place}", retriever) for place, retriever in enumerate(self.retrievers)]
 
-    def made(self, alone: bool, **states: Any) -> SimpleNamespace:
-        return SimpleNamespace(**states)
-
     def prepare(
-        self, states: Sequence[SimpleNamespace], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
+        self, states: Sequence[Any], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[Retrieved]:
         found = [
             retriever.prepare([getattr(state, name) for state in states], requests, paths)
@@ -279,14 +274,6 @@ class _Hybrid:
         )
 
 
-@dataclass(eq=False)
-class GraftedState:
-    """A request's state in a proposer and in a retriever."""
-
-    of_base: Any
-    of_retriever: Any
-
-
 class GraftedProposer(Nested):
     """Grafts what a retriever retrieves into the slots that another proposer's tree leaves of the budget.
 
@@ -316,10 +303,7 @@ class GraftedProposer(Nested):
         self._device, self._place, self._reserved = device, place, reserved
         self._side = SideStream(device)
 
-    def made(self, alone: bool, **states: Any) -> GraftedState:
-        return GraftedState(**states)
-
-    def propose(self, states: Sequence[GraftedState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         bases, retrievers = [state.of_base for state in states], [state.of_retriever for state in states]
         if not any(request.budget for request in requests):
             return proposed(self.base, bases, requests)

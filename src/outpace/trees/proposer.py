@@ -9,9 +9,16 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource, StaticShape
 from outpace.core.events import NodeOrigin, origins_of
-from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.protocols import BaseProposer, DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 from outpace.trees.keyed_acceptance import KeyedAcceptance, Scored, ScoredLevels, calibrated
+
+
+class NestedState:
+    """The states of parts, as attributes; hashed by identity, unlike a `SimpleNamespace`."""
+
+    def __init__(self, **states: Any) -> None:
+        vars(self).update(states)
 
 
 class Nested:
@@ -22,7 +29,7 @@ class Nested:
 
     def made(self, alone: bool, **states: Any) -> Any:
         """The state of a request around those of the parts."""
-        raise NotImplementedError
+        return NestedState(**states)
 
     def _each(self) -> list[tuple[str, Any]]:
         return [(state, getattr(self, part)) for state, part in self.parts.items()]
@@ -63,9 +70,7 @@ class Nested:
 class EmptyDraft(BaseProposer):
     """Plain decoding: the same round with nothing drafted."""
 
-    def __init__(self) -> None:
-        self.needs = Needs()
-        self.budget = 0
+    budget = 0
 
     def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         pending = torch.tensor([request.ids[-1] for request in requests])

@@ -32,8 +32,8 @@ _PARAMS = SamplingParams()  # vLLM passes no sampling parameters: the likeliest 
 
 @dataclass(frozen=True, eq=False)
 class BatchPlace:
-    """One row of a step. `sampled`: those of them that are new; none while its prompt is being written. `query`: where
-    the row's query lies in the pass; None if the pass was not seen."""
+    """One row of a step. `sampled`: those of its `ids` that are new; none while its prompt is being written. `query`:
+    where the row's query lies in the pass; None if the pass was not seen."""
 
     ids: Ids
     sampled: Sequence[int]

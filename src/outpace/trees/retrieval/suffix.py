@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from outpace.core.protocols import BaseProposer, DraftRequest, Needs
+from outpace.core.protocols import BaseProposer, DraftRequest
 from outpace.core.tree import DraftTree
 
 BORDER = -1
@@ -204,7 +204,6 @@ class PromptLookup(BaseProposer):
     """
 
     def __init__(self, budget: int = CONTINUATION) -> None:
-        self.needs = Needs()
         self.budget = budget
 
     def open(self, slot: int, alone: bool = False) -> LookupState:

@@ -5,6 +5,7 @@ per token of the vocabulary, 3.1 MB for 49,152 tokens. Rows by pairs, which the 
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -65,12 +66,6 @@ class PairRows:
         keys, order = keys[is_known], order[is_known]
         tokens = keys % self._vocab_size
         return torch.stack([(keys - tokens) // self._vocab_size, tokens], dim=1), self.rows[order]
-
-    def copy(self) -> "PairRows":
-        """A table with the same content."""
-        copied = PairRows(self._vocab_size, self.rows.shape[1], self.keys.device)
-        copied.copy_(self)
-        return copied
 
     def copy_(self, other: "PairRows") -> None:
         """Take over the content of another table of this vocabulary."""
@@ -141,7 +136,7 @@ class TransitionMatrix:
             if self.pairs is not None:
                 before, tokens = rows.pairs.unbind(1)
                 self.pairs.update(before, tokens, rows.pair_successors)
-            self._beginning = self.successors.clone(), None if self.pairs is None else self.pairs.copy()
+            self._beginning = self.successors.clone(), deepcopy(self.pairs)
 
     @property
     def nbytes(self) -> int:
