@@ -1,11 +1,12 @@
 """The cost of a run before it starts: counted where possible, else measured on a few passes."""
 
-import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import psutil
 import torch
 
 from outpace.api import load
@@ -103,7 +104,16 @@ def try_training(
         times.append(perf_counter() - started)
     if is_gpu:
         return sum(times[1:]) / TRIED_PASSES, float(torch.cuda.max_memory_allocated())
-    return sum(times[1:]) / TRIED_PASSES, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return sum(times[1:]) / TRIED_PASSES, most_memory()
+
+
+def most_memory() -> float:
+    """Bytes that this process has had at most."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
 
 
 def answer_seconds(run: Run, items: Sequence[WorkItem], turns: int, tokens: float) -> float:
