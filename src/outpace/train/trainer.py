@@ -49,7 +49,10 @@ class Float32Muon(Muon):
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
             for weight in (one for one in group["params"] if one.grad is not None):
-                mean = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight.grad)
+                mean = state["momentum_buffer"]
                 mean.lerp_(weight.grad, 1 - momentum)
                 update = _orthogonalized(weight.grad.lerp(mean, momentum), group["ns_coefficients"], group["ns_steps"])
                 weight.mul_(1 - rate * group["weight_decay"])

@@ -164,8 +164,8 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
     for one in arguments:
         is_option = one.startswith("-")
         if is_option:
-            name = _name(one)  # perhaps abbreviated
-            is_secret = bool(name) and any(secret.startswith(name) for secret in SECRETS)
+            about = _name(one)  # perhaps abbreviated
+            is_secret = bool(about) and any(secret.startswith(about) for secret in SECRETS)
             name, equals, _ = one.partition("=")
             shown.append(f"{name}=***" if is_secret and equals else one)
         else:

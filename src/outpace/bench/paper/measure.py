@@ -194,7 +194,7 @@ class Suite:
                     f"{wanted!r}; choose a new folder"
                 )
         self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
-        self.others_at_most, self.losses = about["others_at_most"], about["losses"]
+        self.others_at_most, self.losses = about["others_at_most"], about.get("losses", {})  # none in older folders
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
         """Measure what is not there yet, and read the losses of trainings.

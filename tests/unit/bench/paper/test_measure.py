@@ -91,6 +91,19 @@ def test_a_run_that_ended_at_once_has_a_report(suite: Callable[[], Suite]) -> No
     assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 3, "TR": 3, "PLD": 3}
 
 
+def test_a_run_of_before_losses_goes_on(suite: Callable[[], Suite]) -> None:
+    """Guards against a folder that an earlier version began and that a later one cannot continue."""
+    own = suite()
+    shown(own, exhibit())
+    manifest = json.loads((own.folder / MANIFEST).read_text())
+    del manifest["losses"]
+    (own.folder / MANIFEST).write_text(json.dumps(manifest))
+    again = suite()
+    again.resume()
+    (found,) = shown(again, exhibit())
+    assert {line["prompts"] for line in found.table()} == {6}
+
+
 def test_ids_of_a_page_are_unique(suite: Callable[[], Suite]) -> None:
     """Guards against figures of two sources whose clips and markers refer to each other's."""
     own, given = suite(), exhibit(panels=[{"kind": kind, "metric": "tokens_per_step"} for kind in ("bars", "rows")])
