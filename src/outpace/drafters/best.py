@@ -24,19 +24,11 @@ def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[
 def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:
     """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise, and
     nothing else is asked for."""
-    if wants_entropy:
-        return False
-    wanted = [stream.params for stream in streams]
-    return all(
+    return not wants_entropy and all(
         not params.has_processors
         and (params.is_greedy or not noise or (params.is_tempered and not params.is_rejection))
-        for params in wanted
+        for params in (stream.params for stream in streams)
     )
-
-
-def scaled_entropy(entropy: Tensor | None, log_mass: Tensor) -> Tensor | None:
-    """The entropy [F] of probabilities that are multiplied by the mass of all candidates, -sum m p log(m p)."""
-    return None if entropy is None else log_mass.exp() * (entropy - log_mass)
 
 
 def draws_of(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> KeyedDraws | None:

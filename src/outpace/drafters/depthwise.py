@@ -62,19 +62,23 @@ class Depthwise:
 
 
 class DepthwiseSource(BaseSource, ABC):
-    """A source that guesses when a round begins; its states keep their guesses as `draft`."""
+    """A source that guesses every depth when a round begins."""
 
     _noise: bool
 
     @abstractmethod
-    def _guess(self, states: Sequence[Any]) -> None:
-        """Make the guesses of all requests, in one pass."""
+    def _guess(self, states: Sequence[Any]) -> Tensor:
+        """[R, D, V] float32 logits of each request and depth, in the target's ids, from one pass."""
+
+    def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
+        return Depthwise(request, logits)
 
     def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]
         is_first = frontier.parents[0] < 0
         if is_first:
-            self._guess(members)
+            for state, own in zip(members, self._guess(members), strict=True):
+                state.draft = self._draft(state.asked, own)
         best = expand_depthwise([state.draft for state in members], frontier, width, self._noise)
         return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
 

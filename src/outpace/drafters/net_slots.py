@@ -203,18 +203,3 @@ def _causal(part: Rows) -> Rows:
     """The same rows, each seeing only earlier ones of the pass and itself."""
     assert part.scratch == 0, "rows behind scratch bring their own visibility"
     return replace(part, visible=torch.ones(part.count, part.count, dtype=torch.bool).tril())
-
-
-class Windowed:
-    """A source whose net attends over `slots`, all of them or a window."""
-
-    slots: NetSlots
-
-    @property
-    def window(self) -> int | None:
-        """How many of the last committed positions a pass sees, and the first few; None for all."""
-        return self.slots.window
-
-    @window.setter
-    def window(self, window: int | None) -> None:
-        self.slots.window = window

@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core.drafting import BaseSource
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.fusion import FusionNet
-from outpace.drafters.net_slots import NetSlots, Rows, Windowed
+from outpace.drafters.net_slots import NetSlots, Rows
 from outpace.drafters.scratch import SlotState
 
 
@@ -38,7 +38,7 @@ _WAITING = 256  # features of a request that nothing is drafted for, which wait 
 S = TypeVar("S", bound=PairState)
 
 
-class PairSource(Windowed, BaseSource, ABC, Generic[S]):
+class PairSource(BaseSource, ABC, Generic[S]):
     """A one-layer net on slots of its own that keeps up with the target's features.
 
     Args:

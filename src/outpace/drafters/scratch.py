@@ -9,15 +9,17 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Observation, Stream
 from outpace.drafters.best import best_ids
+from outpace.drafters.depthwise import Depthwise
 from outpace.sampling.scores import Pool
 
 
 @dataclass(eq=False)
 class SlotState:
-    """One request in a drafter with slots of its own."""
+    """One request in a drafter with slots of its own. `draft`: a round's guesses, of a `DepthwiseSource`."""
 
     slot: int
     request: DraftRequest | None = None
+    draft: Depthwise | None = None
 
     @property
     def asked(self) -> DraftRequest:

@@ -56,11 +56,12 @@ def shaped(
 
 def _narrow(source: LevelSource, window: int, device: str) -> None:
     """Let a source see a window of the context."""
-    if not hasattr(source, "window"):
+    holder: Any = source if hasattr(source, "window") else getattr(source, "slots", None)
+    if not hasattr(holder, "window"):
         raise InvalidRequest(f"window={window}: does nothing with {type(source).__name__}, without slots; leave it out")
     if device != "cpu":
         raise InvalidRequest(f"window={window}: drafters on {device} see the whole context; leave it out")
-    source.window = window
+    holder.window = window
 
 
 def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[str, Any]) -> BaseModel | None:

@@ -5,7 +5,7 @@ from pydantic import Field
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext, check_sizes
 from outpace.drafters.dart.net import DartNet
-from outpace.drafters.dart.ngrams import load_continuity
+from outpace.drafters.dart.ngrams import Continuity, load_ngrams
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions
@@ -32,7 +32,9 @@ def _dart(options: DartOptions, context: BuildContext) -> Proposer:
     taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
     settings = options.shape_settings()
     decay = settings.level_decay if isinstance(settings, SearchConfig) else None
-    continuity = load_continuity(context.read("ngrams", options.ngrams), decay, context.vocab_size, context.device)
+    continuity = None
+    if (file := context.read("ngrams", options.ngrams)) is not None:
+        continuity = Continuity(load_ngrams(file, context.vocab_size).to(context.device), search_decay=decay)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
     source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)
     budget = net.config.draft_length + 1 if options.shape == "chain" else context.default_budget(15, 60)

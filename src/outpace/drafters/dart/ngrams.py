@@ -168,13 +168,6 @@ class Continuity:
     search_decay: float | None = None
 
 
-def load_continuity(
-    file: str | Path | None, search_decay: float | None, vocab_size: int, device: torch.device
-) -> Continuity | None:
-    """The continuity of a file that `outpace count-ngrams` wrote; None without a file."""
-    return None if file is None else Continuity(load_ngrams(file, vocab_size).to(device), search_decay=search_decay)
-
-
 class ContinuousDraft(Depthwise):
     """One request's guesses, of which the best `CANDIDATES` of each depth are scored anew at every node. `logits`: [D,
     V] float32 in the target's ids, row d for the tokens of depth d + 1."""

@@ -1,7 +1,6 @@
 """DART as a source: one pass over mask rows guesses all depths at once (arXiv 2601.19278)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +15,7 @@ from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of
 
 
-@dataclass(eq=False)
-class DartState(PairState):
-    """One request in a DART drafter."""
-
-    draft: Depthwise | None = None
-
-
-class DartSource(DepthwiseSource, PairSource[DartState]):
+class DartSource(DepthwiseSource, PairSource[PairState]):
     """A DART net on slots of its own.
 
     A round writes the pairs that are new, as EAGLE-3 does, and behind them `draft_length` mask rows, which are
@@ -53,20 +45,19 @@ class DartSource(DepthwiseSource, PairSource[DartState]):
         self._continuity = continuity
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
-    def _new_state(self, slot: int) -> DartState:
-        return DartState(slot, features=self._no_features())
+    def _new_state(self, slot: int) -> PairState:
+        return PairState(slot, features=self._no_features())
 
-    def _guess(self, states: Sequence[DartState]) -> None:
-        logits = self._logits(self._run(states, self._unwritten(states), self._masks))  # [R * D, V]
-        for state, own in zip(states, logits.unflatten(0, (len(states), -1)), strict=True):
-            state.draft = self._draft(state.asked, own)
+    def _guess(self, states: Sequence[PairState]) -> Tensor:
+        logits: Tensor = self._logits(self._run(states, self._unwritten(states), self._masks))  # [R * D, V]
+        return logits.unflatten(0, (len(states), -1))  # type: ignore[no-any-return]
 
     def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
         if self._continuity is None:
-            return Depthwise(request, logits)
+            return super()._draft(request, logits)
         return ContinuousDraft(request, logits, self._continuity)
 
-    def _write(self, states: Sequence[DartState], ids: Sequence[Sequence[int]]) -> Tensor:
+    def _write(self, states: Sequence[PairState], ids: Sequence[Sequence[int]]) -> Tensor:
         return self._run(states, ids, masks=0)
 
     @LM_HEAD
@@ -77,7 +68,7 @@ class DartSource(DepthwiseSource, PairSource[DartState]):
 
     @NET
     @torch.inference_mode()
-    def _run(self, states: Sequence[DartState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
+    def _run(self, states: Sequence[PairState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
         """Write and commit the pairs that are due, with mask rows behind them. `masks`: rows per request, 0 to draft
         nothing. Returns [R * (1 + masks), H], for the head: the last pair and the mask rows of each request."""
         pairs, tokens, features = self._due(states, ids)

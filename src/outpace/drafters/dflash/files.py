@@ -189,19 +189,22 @@ def export_dflash(
     return zlab_config(net.config, tensors), tensors
 
 
-def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """config.json in z-lab's layout; the block size stands in both places that readers look at."""
+def zlab_config(
+    config: DFlashConfig, tensors: dict[str, Tensor], architecture: str = ARCHITECTURE, **more: Any
+) -> dict[str, Any]:
+    """config.json in z-lab's layout; the block size stands in both places that readers look at. `more`: fields of
+    dflash_config."""
     inner: dict[str, Any] = {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
     }
-    written = {"architectures": [ARCHITECTURE], **write_decoder(config), "block_size": config.block_size}
+    written = {"architectures": [architecture], **write_decoder(config), "block_size": config.block_size}
     if config.sliding_window is not None and not config.sliding_causal:
         inner["causal"] = written["is_causal"] = False
     if config.target_layers is not None:
         written["num_target_layers"] = config.target_layers
-    return written | {"dflash_config": inner, "dtype": dtype_name(tensors["fc.weight"])}
+    return written | {"dflash_config": inner | more, "dtype": dtype_name(tensors["fc.weight"])}
 
 
 def probe_dflash(net: DFlashNet, random: Random) -> list[Tensor]:

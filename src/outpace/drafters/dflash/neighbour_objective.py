@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.neighbours import NeighbourNet
-from outpace.drafters.dflash.objective import ChainScores, DFlashObjective, block_outputs
+from outpace.drafters.dflash.objective import ChainScores, DFlashObjective
 from outpace.drafters.training.batch import Anchors, Batch
 
 
@@ -14,19 +14,13 @@ class NeighbourObjective(DFlashObjective):
     net: NeighbourNet
     by_id = ("head.predecessors", "head.successors")
 
-    def _drafting(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        """Block outputs that predict the drafts after anchors, [A, D, H], and the true tokens before those, [A, D]."""
-        positions = [self.net.config.draft_position(depth) for depth in range(1, self.depth + 1)]
-        hidden = block_outputs(self.net, self.target, batch, anchors)[:, positions]
-        return hidden, anchors.tokens_before(batch, self.depth)
-
     def _before(self, tokens: Tensor) -> Tensor:
         """[R, r] the rows of `predecessors` of tokens [R]; zeros for ids that are not drafted."""
         places, is_drafted = self.vocabulary.labels(tokens)
         return self.net.head.predecessors[places] * is_drafted[:, None]
 
-    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
-        hidden, before = self._drafting(batch, anchors)
+    def _chain_scores(self, batch: Batch, anchors: Anchors) -> ChainScores:
+        hidden, before = self._drafting(batch, anchors, self.depth), anchors.tokens_before(batch, self.depth)
 
         def scores(depth: int, chains: Tensor) -> Tensor:
             rows = hidden[chains, depth - 1]

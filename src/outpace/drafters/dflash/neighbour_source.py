@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from outpace.core.timing import HEAD
 from outpace.drafters.dflash.neighbours import NeighbourNet
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
-from outpace.sampling.scores import Pool
 
 
 class NeighbourSource(BlockSource):
@@ -36,11 +35,6 @@ class NeighbourSource(BlockSource):
         ids = columns if self._head.ids is None else self._head.ids[columns]
         state.base = base.gather(1, columns.expand(depth, -1))
         state.pool, state.rows = ids.expand(depth, -1), self.net.head.successors[ids].expand(depth, -1, -1)
-
-    def _pool_of(self, level: BlockLevel) -> Pool | None:
-        if not len(level.states[0].pool):
-            return super()._pool_of(level)
-        return Pool(level.repeated([state.pool[level.depth] for state in level.states]), self._head.vocab_size)
 
     @HEAD
     @torch.inference_mode()

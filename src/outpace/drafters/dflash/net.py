@@ -84,8 +84,8 @@ class DFlashConfig(LayerConfig):
         return depth
 
     def drafts_per_block(self) -> int:
-        """Tokens that a block drafts: B - 1, as the anchor's position predicts the anchor."""
-        return self.block_size - 1
+        """Tokens that a block drafts: one for each position but those before the first draft's."""
+        return self.block_size - self.draft_position(1)
 
     def check_target(self, hidden_size: int, layers: int, vocab_size: int) -> None:
         """Refuse a target that this drafter was not made for.

@@ -125,7 +125,7 @@ class DFlashObjective(Objective):
         if not len(anchors):
             return self._nothing("weight")
         rows = self._supervised(batch, anchors, self.depth)
-        hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
+        hidden = self._drafting(batch, anchors, self.depth)
 
         def losses(hidden: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
             found, accepted = row_losses(rows.logits(hidden), rows.labels(truth), rows.loss)
@@ -140,12 +140,17 @@ class DFlashObjective(Objective):
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
         """As `Objective.hits`; false after the first wrong draft."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
-        return right_runs(ids, own, self._chain_scores(batch, anchors, ids))
+        return right_runs(ids, own, self._chain_scores(batch, anchors))
 
-    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
-        """As `right_runs` takes them. Heads read the true tokens: `ids` [A, D] after the anchors."""
-        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
-        return lambda depth, chains: self.scores(hidden[chains, depth])
+    def _drafting(self, batch: Batch, anchors: Anchors, depth: int) -> Tensor:
+        """Block outputs [A, depth, H] that predict the drafts after anchors."""
+        first = self.net.config.draft_position(1)
+        return block_outputs(self.net, self.target, batch, anchors)[:, first : first + depth]
+
+    def _chain_scores(self, batch: Batch, anchors: Anchors) -> ChainScores:
+        """As `right_runs` takes them. Heads read the true tokens."""
+        hidden = self._drafting(batch, anchors, self.depth)
+        return lambda depth, chains: self.scores(hidden[chains, depth - 1])
 
     def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "SupervisedRows":
         """What the loss supervises of the blocks after anchors. `batch`: with features; for distributions the last ones

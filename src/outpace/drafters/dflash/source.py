@@ -13,9 +13,10 @@ from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import best_ids, own_scores_of
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight, Windowed
+from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.drafters.ranked_vocabulary import pool_of
 from outpace.drafters.scratch import SlotState
+from outpace.kernels.lattice import Woven
 from outpace.models.head import LmHead, SubsetHead
 from outpace.sampling.scores import Pool
 
@@ -34,8 +35,9 @@ class BlockState(SlotState):
         waiting: [n, taps * H] features of committed positions that are not yet context.
         fused: [1, H] the net's row of the last committed position; zeros where it is not known.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
-        pool: [M] ids of the columns of `base`, if they differ from those of the head (Domino).
+        pool: [D, M] ids of the columns of `base`, if they differ from those of the head.
         rows: [M, r] of Domino's W2, the pool's.
+        woven: the lattice's scores of the pool after each candidate of the depth above.
         causal: [n, G] Domino's states of this request's nodes in the last frontier.
         rolled: [D] tokens and scores of a chain of Domino's that was drafted in one call.
     """
@@ -52,6 +54,7 @@ class BlockState(SlotState):
     pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
     causal: Tensor = field(default_factory=lambda: torch.empty(0))
+    woven: Woven | None = None
     rolled: tuple[Tensor, Tensor] | None = None
 
 
@@ -88,7 +91,7 @@ class BlockLevel(NamedTuple):
         return torch.cat([row.expand(size, -1) for row, size in zip(rows, self.sizes, strict=True)])
 
 
-class BlockSource(Windowed, BaseSource):
+class BlockSource(BaseSource):
     """A DFlash net on slots of its own.
 
     A round costs one pass over the block and one product with the LM head for all depths. The candidates of a depth are
@@ -127,6 +130,7 @@ class BlockSource(Windowed, BaseSource):
         self._scores = own_scores_of(head, self._device)
         self.depth = depth or config.drafts_per_block()
         self._unknown = torch.zeros(1, config.hidden_size, device=self._device)
+        self._asked = 0  # candidates that a shape reads of a node
         first = config.draft_position(1)
         self._drafting = slice(first, first + self.depth)  # rows of a block
 
@@ -207,7 +211,7 @@ class BlockSource(Windowed, BaseSource):
         ]
 
     def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
-        groups = frontier.groups()
+        groups, self._asked = frontier.groups(), width
         tokens = frontier.tokens.to(self._device)
         level = BlockLevel([states[owner] for owner in groups], [], tokens, frontier.parents[0] < 0)
         if level.is_first:
@@ -230,7 +234,15 @@ class BlockSource(Windowed, BaseSource):
         depths = [level.depth] * len(paths)
         asked = frontier.wants_entropy, frontier.draws
         best = best_ids(logits, level.streams, depths, width, self._noise, paths, pool, *asked)
-        return Candidates(best.tokens, best.log_probs, int(level.is_first), best.entropy, best.draft_probs)
+        log_probs, entropy, mass = best.log_probs, best.entropy, self._log_mass(level)
+        if mass is not None:
+            log_probs = log_probs + mass[:, None]
+            entropy = None if entropy is None else mass.exp() * (entropy - mass)  # -sum m p log(m p)
+        return Candidates(best.tokens, log_probs, int(level.is_first), entropy, best.draft_probs)
+
+    def _log_mass(self, level: BlockLevel) -> Tensor | None:
+        """[F] what the scores of a node's candidates add up to, at most 0; None where that is 0."""
+        return None
 
     def _logits(self, level: BlockLevel) -> Tensor:
         """[F, K] logits of what follows each node."""
@@ -238,7 +250,9 @@ class BlockSource(Windowed, BaseSource):
 
     def _pool_of(self, level: BlockLevel) -> Pool | None:
         """The ids of the columns of `_logits`; None for all of the target's."""
-        return pool_of(self._head, len(level.tokens))
+        if not len(level.states[0].pool):
+            return pool_of(self._head, len(level.tokens))
+        return Pool(level.repeated([state.pool[level.depth] for state in level.states]), self._head.vocab_size)
 
     @torch.inference_mode()
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:

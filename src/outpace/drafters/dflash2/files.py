@@ -53,10 +53,8 @@ def export_dflash2(
     """Config and tensors of a drafter in z-lab's layout."""
     theirs = {ours: public for public, ours in NAMES.items()}
     tensors = {theirs.get(key, key): tensor for key, tensor in net.state_dict().items()}
-    written = zlab_config(net.config, tensors)
-    written["architectures"] = [ARCHITECTURE]
-    written["dflash_config"] |= net.config.model_dump(include={*NEEDED, *OPTIONAL}, exclude_none=True)
-    return written, tensors
+    more = net.config.model_dump(include={*NEEDED, *OPTIONAL}, exclude_none=True)
+    return zlab_config(net.config, tensors, ARCHITECTURE, **more), tensors
 
 
 def probe_dflash2(net: DFlash2Net, random: Random) -> list[Tensor]:

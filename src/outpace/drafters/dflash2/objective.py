@@ -43,7 +43,7 @@ class DFlash2Objective(NeighbourObjective):
         rows = self._supervised(batch, anchors, self.depth)
         own, compared, head = rows.own, rows.compared, self.net.head
         places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
-        blocks, tokens = self._drafting(batch, anchors)
+        blocks, tokens = self._drafting(batch, anchors, self.depth), anchors.tokens_before(batch, self.depth)
         hidden, before = blocks[own], self._before(tokens[own])  # [R, H], [R, r]
         right = head.successors  # [K, r]; ids drawn for the base stand for the rest, and are not drafted
         count = min(self.net.config.selector_top_k, len(right))

@@ -1,13 +1,10 @@
 """DFlash 2 as a source: DFlash's block, whose best ids of each depth the selector scores after the token before."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
 from outpace.drafters.dflash.neighbour_source import NeighbourSource
-from outpace.drafters.dflash.source import BlockState
 from outpace.drafters.dflash2.net import DFlash2Net
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.topk import largest
@@ -25,17 +22,12 @@ class DFlash2Source(NeighbourSource):
 
     def __init__(self, net: DFlash2Net, *arguments: Any, is_capped: bool = False, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        self._width = 0
         scores = self._scores
         if not is_capped:
             self._scores = lambda hidden: net.config.base_logits(scores(hidden))
 
-    def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
-        self._width = width
-        return super().expand(states, frontier, width)
-
     def _candidates_of(self, base: Tensor) -> Tensor:
-        count = min(max(self.net.config.selector_top_k, self._width), base.shape[1])
+        count = min(max(self.net.config.selector_top_k, self._asked), base.shape[1])
         if base.device.type == "cpu" and loaded_kernels() is not None:
             return largest(base, count)[1]
         return base.topk(count).indices

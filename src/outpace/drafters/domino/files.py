@@ -92,16 +92,9 @@ def export_domino(
             f"pure_draft_prefix_len={config.pure_draft_prefix_len}: SGLang serves 1 only; use layout 'domino'"
         )
     tensors = {key.removeprefix("head."): tensor for key, tensor in net.state_dict().items()}
-    written = zlab_config(config, tensors)
-    written["architectures"] = [DOMINO if layout == "domino" else ARCHITECTURE]
+    more = {"projector_type": PROJECTOR} | config.model_dump(include=set(PROJECTOR_FIELDS))
+    written = zlab_config(config, tensors, DOMINO if layout == "domino" else ARCHITECTURE, **more)
     written["emb_dim"] = config.emb_dim  # some readers look only here, others only below
-    written["dflash_config"] |= {
-        "projector_type": PROJECTOR,
-        "emb_dim": config.emb_dim,
-        "gru_hidden_dim": config.gru_hidden_dim,
-        "shift_label": config.shift_label,
-        "pure_draft_prefix_len": config.pure_draft_prefix_len,
-    }
     return written, tensors if ids is None else without_other_rows(tensors, ids)
 
 

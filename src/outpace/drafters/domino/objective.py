@@ -20,7 +20,6 @@ from outpace.drafters.dflash.objective import (
     DFlashObjective,
     DFlashObjectiveSettings,
     block_fields,
-    block_outputs,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.fields import build
@@ -81,14 +80,12 @@ class DominoObjective(DFlashObjective):
         if not len(anchors):
             return self._nothing("weight", "base", "final")
         rows = self._supervised(batch, anchors, depth)
-        hidden = self._drafting(block_outputs(self.net, self.target, batch, anchors), depth)  # [A, D, H]
-        pending = batch.ids[anchors.rows, anchors.positions]  # [A]
+        hidden = self._drafting(batch, anchors, depth)
+        read = anchors.tokens_before(batch, depth)  # [A, D]
         if settings.strategy == "training-time-test":
-            fed = self._drafts(hidden, pending)
-        else:
-            fed = anchors.followed(batch, depth)[0]
-        states = self._states(pending, fed)  # [A, D, G]
-        corrected = torch.tensor([config.corrects(at) for at in range(1, depth + 1)], device=fed.device)
+            read = self._drafts(hidden, read[:, 0])
+        states = self.net.head.states(self._embed(read))  # [A, D, G]
+        corrected = torch.tensor([config.corrects(at) for at in range(1, depth + 1)], device=read.device)
         share = self._base_share(progress)
 
         def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
@@ -118,16 +115,6 @@ class DominoObjective(DFlashObjective):
             return 0.0
         return max(0.0, 1.0 - progress / self.settings.decay_ratio)
 
-    def _drafting(self, outputs: Tensor, depth: int) -> Tensor:
-        """Of block outputs [A, B, H] those that predict depths 1 to `depth`, [A, depth, H]."""
-        positions = [self.net.config.draft_position(at) for at in range(1, depth + 1)]
-        return outputs[:, positions]
-
-    def _states(self, pending: Tensor, ids: Tensor) -> Tensor:
-        """Causal states [A, D, G] before each depth's draft, for ids [A, D] after pending tokens [A]."""
-        seen = torch.cat((pending[:, None], ids[:, :-1]), dim=1)  # [A, D]
-        return self.net.head.states(self._embed(seen))
-
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
 
@@ -145,11 +132,11 @@ class DominoObjective(DFlashObjective):
 
     @torch.no_grad()
     def _drafts(self, hidden: Tensor, pending: Tensor) -> Tensor:
-        """[A, D] ids that the head drafts greedily after pending tokens [A], from outputs [A, D, H]."""
+        """[A, D] pending tokens [A], then ids that the head drafts greedily after them, from outputs [A, D, H]."""
         head, drafts = self.net.head, [pending]
         ids = self.vocabulary.ranked
         state = head.start(self._embed(pending))
-        for depth in range(1, hidden.shape[1] + 1):
+        for depth in range(1, hidden.shape[1]):
             if depth > 1:
                 state = head.step(state, self._embed(drafts[-1]))
             is_corrected = self.net.config.corrects(depth)
@@ -163,11 +150,11 @@ class DominoObjective(DFlashObjective):
                 ]
             )
             drafts.append(best if ids is None else ids[best])
-        return torch.stack(drafts[1:], dim=1)
+        return torch.stack(drafts, dim=1)
 
-    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
-        hidden = self._drafting(block_outputs(self.net, self.target, batch, anchors), self.depth)
-        states = self._states(batch.ids[anchors.rows, anchors.positions], ids)
+    def _chain_scores(self, batch: Batch, anchors: Anchors) -> ChainScores:
+        hidden = self._drafting(batch, anchors, self.depth)
+        states = self.net.head.states(self._embed(anchors.tokens_before(batch, self.depth)))
 
         def scores(depth: int, chains: Tensor) -> Tensor:
             base = self.scores(hidden[chains, depth - 1])

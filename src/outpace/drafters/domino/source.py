@@ -19,7 +19,6 @@ from outpace.drafters.domino.net import DominoNet
 from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked
 from outpace.kernels.exact import path_taken
 from outpace.models.head import LmHead, SubsetHead
-from outpace.sampling.scores import Pool
 
 
 def block_source(net: DFlashNet, *arguments: Any, **options: Any) -> BlockSource:
@@ -94,8 +93,9 @@ class DominoSource(BlockSource):
             state.causal = self._causal.start()
         elif self._has_pools:
             best = base.amax(dim=0).topk(self._pool).indices
-            state.base, state.pool = base[:, best], best if self._head.ids is None else self._head.ids[best]
-            state.rows = self.net.head.vocabulary_weight[state.pool]
+            ids = best if self._head.ids is None else self._head.ids[best]
+            state.base, state.pool = base[:, best], ids.expand(len(base), -1)
+            state.rows = self.net.head.vocabulary_weight[ids]
 
     def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
         streams = [state.asked.stream for state in level.states]
@@ -110,11 +110,6 @@ class DominoSource(BlockSource):
         assert step.columns is not None, "the best were asked for"
         tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
         return Candidates(tokens, step.log_probs, int(level.is_first))
-
-    def _pool_of(self, level: BlockLevel) -> Pool | None:
-        if not self._has_pools:
-            return super()._pool_of(level)
-        return Pool(level.repeated([state.pool for state in level.states]), self._head.vocab_size)
 
     @HEAD
     @torch.inference_mode()

@@ -97,14 +97,12 @@ def export_dspark(net: DSparkNet, layout: str, target: str | None = None) -> tup
     """Config and tensors of a drafter in SpecForge's layout."""
     config, theirs = net.config, {ours: public for public, ours in NAMES.items()}
     tensors = {theirs.get(key, key): tensor for key, tensor in net.state_dict().items()}
-    written = zlab_config(config, tensors)
-    written["architectures"] = [ARCHITECTURE]
-    written["dflash_config"] |= config.model_dump(include=set(HEAD)) | {
+    more = config.model_dump(include=set(HEAD)) | {
         "projector_type": PROJECTOR,
         "markov_head_type": "vanilla",
         "attention_mode": "mha" if config.kv_heads == config.heads else "gqa",
     }
-    return written, tensors
+    return zlab_config(config, tensors, ARCHITECTURE, **more), tensors
 
 
 def probe_dspark(net: DSparkNet, random: Random) -> list[Tensor]:

@@ -30,9 +30,6 @@ class DSparkConfig(DFlashConfig):
     def draft_position(self, depth: int) -> int:
         return depth - 1
 
-    def drafts_per_block(self) -> int:
-        return self.block_size
-
 
 class MarkovHead(NeighbourHead):
     """W1 and W2, and the confidence head."""

@@ -55,7 +55,7 @@ class DSparkObjective(NeighbourObjective):
         rows = self._supervised(batch, anchors, self.depth)
         own, compared, head = rows.own, rows.compared, self.net.head
         places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
-        blocks, tokens = self._drafting(batch, anchors)
+        blocks, tokens = self._drafting(batch, anchors, self.depth), anchors.tokens_before(batch, self.depth)
         hidden, before = blocks[own], self._before(tokens[own])  # [R, H], [R, r]
         confidence = head.confidence(before, hidden)  # [R]
         assert confidence is not None, "drafters in training have the head"

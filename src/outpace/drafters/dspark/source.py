@@ -1,14 +1,11 @@
 """DSpark as a source: DFlash's block, corrected at every node by the token before it."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from outpace.core.drafting import Candidates, Frontier
-from outpace.drafters.best import scaled_entropy
 from outpace.drafters.dflash.neighbour_source import NeighbourSource
 from outpace.drafters.dflash.source import BlockLevel
 from outpace.drafters.dspark.net import DSparkNet
@@ -34,10 +31,6 @@ class DSparkSource(NeighbourSource):
         return base.amax(dim=0).topk(self._pool).indices[None]
 
     @torch.inference_mode()
-    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
-        found = super()._candidates(level, frontier, width)
+    def _log_mass(self, level: BlockLevel) -> Tensor | None:
         confidence = self.net.head.confidence(self._before(level), self._hidden(level))
-        if confidence is None or found.log_probs is None:
-            return found
-        mass = logsigmoid(confidence)
-        return replace(found, log_probs=found.log_probs + mass[:, None], entropy=scaled_entropy(found.entropy, mass))
+        return None if confidence is None else logsigmoid(confidence)

@@ -51,9 +51,8 @@ def export_lattice(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a drafter."""
     config, tensors = net.config, dict(net.state_dict())
-    written = zlab_config(config, tensors)
-    written["architectures"] = [ARCHITECTURE]
-    return written | {SECTION: {"rank": config.rank, "candidates": config.candidates}}, tensors
+    own = {SECTION: {"rank": config.rank, "candidates": config.candidates}}
+    return zlab_config(config, tensors, ARCHITECTURE) | own, tensors
 
 
 def probe_lattice(net: LatticeNet, random: Random) -> list[Tensor]:

@@ -37,10 +37,6 @@ class LatticeConfig(DFlashConfig):
         """The position before that of the drafted token."""
         return depth - 1
 
-    def drafts_per_block(self) -> int:
-        """Tokens that a block drafts: B."""
-        return self.block_size
-
 
 class PairHead(nn.Module):
     """The three projections of the pair scores.

@@ -23,7 +23,6 @@ from outpace.drafters.dflash.objective import (
     DFlashObjectiveSettings,
     SupervisedRows,
     block_fields,
-    block_outputs,
 )
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
@@ -68,7 +67,7 @@ class LatticeObjective(DFlashObjective):
         if not len(anchors):
             return self._nothing("weight", "base", "pair")
         rows = self._supervised(batch, anchors, self.depth)
-        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, D, H]
+        hidden = self._drafting(batch, anchors, self.depth)
         before = anchors.tokens_before(batch, self.depth)
         mix = self.settings.mix
 
@@ -123,9 +122,9 @@ class LatticeObjective(DFlashObjective):
         after = self.target.embed(distinct).to(dtype)[places]  # [R, C, H]
         return self.net.pair_head.scores(self.target.embed(before).to(dtype), hidden, after).float()
 
-    def _chain_scores(self, batch: Batch, anchors: Anchors, ids: Tensor) -> ChainScores:
+    def _chain_scores(self, batch: Batch, anchors: Anchors) -> ChainScores:
         before = anchors.tokens_before(batch, self.depth)
-        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, D, H]
+        hidden = self._drafting(batch, anchors, self.depth)
 
         def scores(depth: int, chains: Tensor) -> Tensor:
             base = self.scores(hidden[chains, depth - 1])  # [R, V]
@@ -153,7 +152,7 @@ class LatticeObjective(DFlashObjective):
             anchors = all_anchors(batch)
             for group in anchors.split(AT_ONCE) if len(anchors) else []:
                 ids, own = group.followed(batch, self.depth)
-                hidden = block_outputs(self.net, self.target, batch, group)
+                hidden = self._drafting(batch, group, self.depth)
                 before = batch.ids[group.rows, group.positions]
                 for depth in depths:
                     moved, others, found = self._moved(self.scores(hidden[:, depth]), hidden[:, depth], before)

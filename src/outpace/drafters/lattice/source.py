@@ -1,16 +1,15 @@
 """The lattice drafter as a source: one pass, then scores of all pairs of candidates, and trees over them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.core.timing import HEAD
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.best import best_ids, counts_scores_alone, scaled_entropy
+from outpace.drafters.best import counts_scores_alone
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
 from outpace.drafters.lattice import reference
 from outpace.drafters.lattice.net import LatticeNet
@@ -19,24 +18,9 @@ from outpace.kernels.build import loaded_kernels
 from outpace.kernels.exact import path_taken
 from outpace.kernels.lattice import LatticeRows, Woven
 from outpace.kernels.topk import largest
-from outpace.models.head import LmHead, SubsetHead
 from outpace.sampling.noise import noise_key
-from outpace.sampling.scores import Pool
 
 _ROWS_AT_ONCE = 4096  # embeddings of a table
-
-
-@dataclass(eq=False)
-class LatticeState(BlockState):
-    """One request.
-
-    Attributes:
-        ids: [D, C] candidates of each depth.
-        woven: their scores after each candidate of the depth above.
-    """
-
-    ids: Tensor = field(default_factory=lambda: torch.empty(0))
-    woven: Woven | None = None
 
 
 class LatticeSource(BlockSource):
@@ -48,27 +32,15 @@ class LatticeSource(BlockSource):
 
     net: LatticeNet
 
-    def __init__(
-        self,
-        net: LatticeNet,
-        embed: Callable[[Tensor], Tensor],
-        head: LmHead | SubsetHead,
-        max_length: int,
-        max_slots: int,
-        noise: bool = True,
-    ) -> None:
-        super().__init__(net, embed, head, max_length, max_slots, noise)
-        ids = head.ids
-        self.width = min(net.config.candidates, head.vocab_size if ids is None else len(ids))
-        self._asked = 0  # candidates that a shape reads of a node
+    def __init__(self, net: LatticeNet, *arguments: Any, **options: Any) -> None:
+        super().__init__(net, *arguments, **options)
+        ids = self._head.ids
+        self.width = min(net.config.candidates, self._head.vocab_size if ids is None else len(ids))
         # Without a ranked vocabulary the tables would be large: each round then projects its own candidates.
         self._tables = None if ids is None else self._projected(ids)
         self._sharpness = 1 / net.pair_head.temperatures.float()
         self._has_kernels = self._device.type == "cpu" and loaded_kernels() is not None
         self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
-
-    def open(self, slot: int, alone: bool = False) -> LatticeState:
-        return LatticeState(slot, fused=super().open(slot, alone).fused)
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `trees` serves requests: logits and keyed noise alone decide what is best."""
@@ -76,7 +48,7 @@ class LatticeSource(BlockSource):
 
     @torch.inference_mode()
     def trees(
-        self, states: Sequence[LatticeState], requests: Sequence[DraftRequest], limits: Sequence[int]
+        self, states: Sequence[BlockState], requests: Sequence[DraftRequest], limits: Sequence[int]
     ) -> list[DraftTree]:
         """The trees of a round, after `begin`: of each request the nodes of most probable paths, best first. `limits`:
         how deep each may be."""
@@ -90,16 +62,12 @@ class LatticeSource(BlockSource):
             trees[index] = DraftTree(one.tokens.to(self._device), shape, draft_passes=1, scores=one.path_scores)
         return trees
 
-    def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
-        self._asked = width
-        return super().expand(states, frontier, width)
-
     @torch.inference_mode()
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
-        self._weave([_own(state) for state in states], pending, [0] * len(states))
+        self._weave(states, pending, [0] * len(states))
 
     @HEAD
-    def _weave(self, states: Sequence[LatticeState], pending: Tensor, limits: Sequence[int]) -> list[Woven]:
+    def _weave(self, states: Sequence[BlockState], pending: Tensor, limits: Sequence[int]) -> list[Woven]:
         """Draft a block for each state, score its pairs, and grow a tree as deep as its limit; none for 0."""
         if not states:
             return []
@@ -140,7 +108,7 @@ class LatticeSource(BlockSource):
             )
         found: list[Woven] = kernel.weave(rows) if self._has_kernels else reference.weave(rows)
         for state, one, woven in zip(states, rows, found, strict=True):
-            state.ids, state.woven = one.ids, woven
+            state.pool, state.woven = one.ids, woven
         return found
 
     def _candidates_of(self, base: Tensor, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,34 +142,16 @@ class LatticeSource(BlockSource):
         a, b = (torch.cat([layer(piece).float() for piece in pieces]).contiguous() for layer in (head.a, head.b))
         return a, b
 
-    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
-        logits: list[Tensor] = []
-        ids: list[Tensor] = []
-        masses: list[Tensor] = []
-        for state, tokens in zip(level.states, level.tokens.split(level.sizes), strict=True):
-            own, at = _own(state), level.depth
-            assert own.woven is not None, "a block comes before its levels"
-            rows = torch.zeros_like(tokens) if not at else (own.ids[at - 1] == tokens[:, None]).int().argmax(dim=1)
-            logits.append(own.woven.scores[at, rows])
-            masses.append(own.woven.log_mass[at, rows])
-            ids.append(own.ids[at].expand(len(tokens), -1))
-        paths = [path for state in level.states for path in state.paths]
-        best = best_ids(
-            torch.cat(logits),
-            level.streams,
-            [level.depth] * len(paths),
-            width,
-            noise=self._noise,
-            paths=paths,
-            pool=Pool(torch.cat(ids), self._head.vocab_size),
-            wants_entropy=frontier.wants_entropy,
-            draws=frontier.draws,
-        )
-        mass = torch.cat(masses)
-        entropy = scaled_entropy(best.entropy, mass)
-        return Candidates(best.tokens, best.log_probs + mass[:, None], int(level.is_first), entropy, best.draft_probs)
+    def _logits(self, level: BlockLevel) -> Tensor:
+        return torch.cat([woven.scores[level.depth, rows] for woven, rows in _woven(level)])
+
+    def _log_mass(self, level: BlockLevel) -> Tensor:
+        return torch.cat([woven.log_mass[level.depth, rows] for woven, rows in _woven(level)])
 
 
-def _own(state: BlockState) -> LatticeState:
-    assert isinstance(state, LatticeState)
-    return state
+def _woven(level: BlockLevel) -> Iterator[tuple[Woven, Tensor]]:
+    """Each request's scores, and the places of its nodes among the candidates that they were chosen from."""
+    for state, tokens in zip(level.states, level.tokens.split(level.sizes), strict=True):
+        assert state.woven is not None, "a block comes before its levels"
+        is_chosen = state.pool[level.depth - 1] == tokens[:, None]
+        yield state.woven, is_chosen.int().argmax(dim=1) if level.depth else torch.zeros_like(tokens)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD
-from outpace.drafters.depthwise import Depthwise, DepthwiseSource
+from outpace.drafters.depthwise import DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
 from outpace.drafters.scratch import SlotState
@@ -21,7 +21,6 @@ class MedusaState(SlotState):
     None if it is not known."""
 
     hidden: Tensor | None = None
-    draft: Depthwise | None = None
 
 
 class MedusaSource(DepthwiseSource):
@@ -80,11 +79,9 @@ class MedusaSource(DepthwiseSource):
 
     @LM_HEAD
     @torch.inference_mode()
-    def _guess(self, states: Sequence[MedusaState]) -> None:
+    def _guess(self, states: Sequence[MedusaState]) -> Tensor:
         """One pass of all heads over the last rows of all requests."""
-        rows = torch.cat([state.hidden for state in states if state.hidden is not None])  # [R, H]
-        for state, own in zip(states, self.scores(rows), strict=True):
-            state.draft = Depthwise(state.asked, own)
+        return self.scores(torch.cat([state.hidden for state in states if state.hidden is not None]))
 
     def scores(self, states: Tensor) -> Tensor:
         """[R, D, V] float32 logits of all heads, in the target's ids, from the target's hidden states [R, H]."""

@@ -1,25 +1,17 @@
 """TokenSwift: the target and heads on it guess from a part of its keys and values (arXiv 2502.18890)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outpace.core.protocols import DraftRequest
-from outpace.drafters.depthwise import Depthwise, DepthwiseSource
+from outpace.drafters.depthwise import DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.self_draft.selectors import Tokens
 from outpace.drafters.self_draft.source import SelfDraft, SelfState
 from outpace.models.packed import PackedModel, PassPart
-
-
-@dataclass(eq=False)
-class TokenSwiftState(SelfState):
-    """One request. `draft`: its guesses of this round."""
-
-    draft: Depthwise | None = None
 
 
 class TokenSwift(DepthwiseSource, SelfDraft):
@@ -47,9 +39,6 @@ class TokenSwift(DepthwiseSource, SelfDraft):
         self._heads = MedusaSource(net, target.head, target.config.num_hidden_layers, noise, vocabulary)
         (self._tap,) = self._heads.needs.taps
 
-    def open(self, slot: int, alone: bool = False) -> TokenSwiftState:
-        return TokenSwiftState(slot)
-
     def begin(self, states: Sequence[SelfState], requests: Sequence[DraftRequest]) -> list[int]:
         """As of `SelfDraft`; rows are selected anew, from all there are, once new ones have taken the budget."""
         for state in states:
@@ -59,12 +48,10 @@ class TokenSwift(DepthwiseSource, SelfDraft):
         return [min(limit, 1 + self._heads.net.config.heads) for limit in limits]
 
     @torch.inference_mode()
-    def _guess(self, states: Sequence[TokenSwiftState]) -> None:
+    def _guess(self, states: Sequence[SelfState]) -> Tensor:
         """The guesses of all requests, from one pass."""
         here = torch.zeros(1, dtype=torch.int64)
         parts = [PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, view=state.view) for state in states]
         hidden, tapped = self.model.run_tapped(parts, (self._tap,))  # [R, H]
         first = (self._head or self.model.head).scores(hidden)  # [R, V]
-        logits = torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)  # [R, D, V]
-        for state, own in zip(states, logits, strict=True):
-            state.draft = Depthwise(state.asked, own)
+        return torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)

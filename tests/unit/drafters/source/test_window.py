@@ -39,8 +39,13 @@ def windowed(kind: str, target: TransformersTarget, window: int | None, pack: bo
         source: Any = DraftLM(model, VOCAB)
     else:
         source = source_of(kind, target, pack=pack and kind != "dart")
-    source.window = window
+    holder_of(source).window = window
     return source
+
+
+def holder_of(source: Any) -> Any:
+    """What has a source's window."""
+    return source if isinstance(source, DraftLM) else source.slots
 
 
 def drafts(source: Any, target: TransformersTarget, masked: int | None = None) -> Tensor:
@@ -49,10 +54,10 @@ def drafts(source: Any, target: TransformersTarget, masked: int | None = None) -
     Args:
         masked: rows that a reference of the source sees of the last, with the first four, in the place of its window.
     """
-    ids, window = PROMPTS[0], source.window
-    source.window = None
+    ids, own = PROMPTS[0], holder_of(source)
+    window, own.window = own.window, None
     state = prefilled(source, target, 0, ids)
-    source.window = window
+    own.window = window
     if masked is not None:
         holder, name = (source.model, "_segments") if isinstance(source, DraftLM) else (source.slots, "segments")
         kv = holder.kv
@@ -142,7 +147,7 @@ def test_the_option_reaches_the_source_or_is_refused() -> None:
     target = tiny_target(tiny_config("llama"))
     options = ModelOptions(window=512)
     on_cpu, on_gpu = (BuildContext(VOCAB, torch.device(name), no_draft_model) for name in ("cpu", "cuda"))
-    assert shaped(windowed("eagle3", target, None), options, on_cpu, 4).source.window == 512  # type: ignore[attr-defined]
+    assert shaped(windowed("eagle3", target, None), options, on_cpu, 4).source.slots.window == 512  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequest, match="window=512: does nothing with MedusaSource"):
         shaped(source_of("medusa", target), options, on_cpu, 4)
     with pytest.raises(InvalidRequest, match="window=512: drafters on cuda"):

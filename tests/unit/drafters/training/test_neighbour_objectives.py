@@ -188,7 +188,7 @@ def test_confidence_is_the_share_that_is_accepted() -> None:
     batch = blocks.held_out(objective)
     anchors = all_anchors(batch)
     with torch.no_grad():
-        hidden, before = objective._drafting(batch, anchors)
+        hidden, before = objective._drafting(batch, anchors, 1), anchors.tokens_before(batch, 1)
         logits = objective.net.head.confidence(objective._before(before[:, 0]), hidden[:, 0])
         right = objective.hits(batch, anchors)[:, 0]
     assert logits is not None
@@ -210,7 +210,7 @@ def test_tables_have_rows_of_drafted_ids_alone(kind: str) -> None:
     for name, rows in objective.narrowed(whole).items():
         assert torch.equal(rows, net.state_dict()[name])
     anchors = all_anchors(batch)
-    hidden, tokens = objective._drafting(batch, anchors)
+    hidden, tokens = objective._drafting(batch, anchors, 1), anchors.tokens_before(batch, 1)
     base, head = objective.scores(hidden[:, 0]).double(), net.head
     hits = objective.hits(batch, anchors)[:, 0]
     for name in objective.by_id:
