@@ -53,7 +53,7 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
     """A DFlash drafter from any of its public layouts, recognised by the config."""
     fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
-    if "speculators_model_type" in fields:
+    if fields.get("speculators_model_type") is not None:
         if flag("sample_from_anchor", fields):
             raise ModelError(
                 f"{fields.where}: sample_from_anchor=true: a DFlash block whose anchor's position drafts is not "

@@ -57,7 +57,7 @@ def read_dspark(checkpoint: Checkpoint) -> DSparkNet:
     """A DSpark drafter from any of its public layouts, recognised by the config."""
     fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
     inner, tensors = fields.inside("dflash_config"), dict(checkpoint.tensors)
-    if "speculators_model_type" in fields:
+    if fields.get("speculators_model_type") is not None:
         values = speculators_values(fields, PROJECTOR)
     else:
         if DEEPSPEC in architectures(checkpoint.config):

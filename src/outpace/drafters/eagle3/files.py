@@ -48,7 +48,7 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 def layout_of(checkpoint: Checkpoint) -> str:
     """Who wrote a checkpoint: one of the names above."""
     config = checkpoint.config
-    if "speculators_model_type" in config:
+    if config.get("speculators_model_type") is not None:
         if config["speculators_model_type"] != "eagle3":
             raise ModelError(
                 f"{checkpoint.name}: speculators_model_type={config['speculators_model_type']!r} is not 'eagle3'"

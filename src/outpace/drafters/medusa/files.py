@@ -57,7 +57,7 @@ def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
 
 
 def _count_heads(fields: Fields, tensors: Mapping[str, Tensor], name: str) -> int:
-    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
+    key = "num_heads" if fields.get("medusa_num_heads") is None else "medusa_num_heads"
     stated = fields.count(key)
     if fields.get("num_heads", stated) != stated:
         raise ModelError(f"{fields.where}: {key}={stated}, but num_heads={fields.get('num_heads')}; the two disagree")
