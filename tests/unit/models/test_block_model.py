@@ -1,19 +1,24 @@
 """Models over the blocks of a GGUF file, as they are."""
 
+import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from outpace.kernels.blocks import BlockLinear, BlockWeight
+from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.errors import ModelError
 from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.gguf_config import config_of
 from outpace.models.loading.gguf_weights import weights_of
+from outpace.models.loading.registry import Source
+from outpace.models.loading.weights import read_model
 from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
 from tests.unit.models.gguf_models import write_model
@@ -52,6 +57,26 @@ def test_every_family_runs_on_its_blocks(family: str, tmp_path: Path) -> None:
     assert probe(target).is_bitwise
 
 
+def test_experts_stay_in_the_files_format(tmp_path: Path) -> None:
+    """Guards against experts of 16 bits that take twice their memory, and a stack that is converted once per expert."""
+    config, path = tiny_config("qwen3_moe", **SIZES_OF["qwen3_moe"]), tmp_path / "m.gguf"
+    target = block_target(config, path, "F16")
+    kinds = {layer.kind for layer in target.decoder.modules() if isinstance(layer, KernelLinear)}
+    assert kinds == {Kind.HALVES, Kind.FLOAT32}, "a file's routers have 32 bits"
+
+
+@pytest.mark.parametrize(("key", "value"), [("feed_forward_length", 96.0), ("rope.freq_base", "x")])
+def test_values_of_another_type_are_one_line(key: str, value: Any, tmp_path: Path) -> None:
+    """Guards against a traceback for a config whose values have a type that no check foresees."""
+    path = tmp_path / "m.gguf"
+    write_model(path, tiny_config("qwen2", **SIZES), "Q8_0")
+    file = read_gguf(path)
+    file.values[f"qwen2.{key}"] = value
+    source, config = Source(str(path), str(path), {}, file), cast(Any, config_of(file, "m"))
+    with pytest.raises(ModelError):
+        read_model(source, config, torch.float32, torch.device("cpu"), "outpace", "file")
+
+
 def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:
     """Guards against queries, keys and values of different formats, as in Q4_K_M, that leave the compiled decoder."""
     config = tiny_config("qwen2", **SIZES)
@@ -68,16 +93,25 @@ def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:
     assert probe(target).is_bitwise
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    """Guards against a damaged file that answers with noise: one infinite factor among all blocks."""
+@pytest.mark.parametrize(
+    ("name", "kind", "form"),
+    [
+        ("blk.1.ffn_down.weight", "Q8_0", "<e"),
+        ("blk.1.ffn_down.weight", "F16", "<e"),
+        ("blk.1.attn_q.bias", "Q8_0", "<f"),
+        ("blk.1.attn_norm.weight", "Q8_0", "<f"),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(name: str, kind: str, form: str, tmp_path: Path) -> None:
+    """Guards against a damaged file that answers with noise: one infinite factor or number among all weights."""
     path = tmp_path / "m.gguf"
-    write_model(path, tiny_config("qwen2", **SIZES), "Q8_0")
-    tensor = read_gguf(path).tensors["blk.1.ffn_down.weight"]
-    whole, row = bytearray(path.read_bytes()), bytes(tensor.data[3])
-    start = whole.index(row)
-    whole[start : start + 2] = struct.pack("<e", float("inf"))
+    write_model(path, tiny_config("qwen2", **SIZES), kind)
+    tensor = read_gguf(path).tensors[name]
+    whole = bytearray(path.read_bytes())
+    start = whole.index(bytes(tensor.data))
+    whole[start : start + struct.calcsize(form)] = struct.pack(form, float("inf"))
     path.write_bytes(whole)
-    with pytest.raises(ModelError, match=r"blk\.1\.ffn_down\.weight: has weights that are NaN or infinite"):
+    with pytest.raises(ModelError, match=rf"{re.escape(name)}: has weights that are NaN or infinite"):
         read_blocks(read_gguf(path), tiny_config("qwen2", **SIZES), torch.float32, "outpace")
 
 

@@ -5,6 +5,7 @@ in panels at once, so no other copy of them is made.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from outpace.lib.stages import advance, stage
 from outpace.models.attention import register_attention
 from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import SIBLINGS, SiblingLinear, is_conv1d
-from outpace.models.loading.gguf import GgufFile, GgufTensor
+from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.gguf_weights import Weight, weights_of
 from outpace.models.loading.int4 import quantized
 from outpace.models.plain_decoder import PlainConfig, PlainLM
@@ -121,7 +122,7 @@ class _Builder:
                 self.fill(child, f"{path}.")
         for name, _ in list(module.named_parameters(recurse=False)):
             if (path := f"{prefix}{name}") in self._weights:
-                setattr(module, name, nn.Parameter(self._floats(path), requires_grad=False))
+                setattr(module, name, nn.Parameter(_floats(self._weights[path]).to(self._dtype), False))
 
     def linear(self, names: Sequence[str], bias: Tensor | None) -> KernelLinear:
         """A layer over matrices of the file, one after the other.
@@ -130,19 +131,16 @@ class _Builder:
             names: of parameters; several where all are blocks or have one arithmetic.
             bias: of all together.
         """
-        if _are_blocks([self._weights[name] for name in names]):
-            layer: KernelLinear = BlockLinear(
-                [matrix for name in names for matrix in _matrices(self._weights[name])],
-                bias,
-                self._dtype,
-                self._allocate,
-                self._place,
-            )
+        return self._layer([self._weights[name] for name in names], bias)
+
+    def _layer(self, weights: Sequence[Weight], bias: Tensor | None = None) -> KernelLinear:
+        if _are_blocks(weights):
+            matrices = [matrix for weight in weights for matrix in _matrices(weight)]
+            layer: KernelLinear = BlockLinear(matrices, bias, self._dtype, self._allocate, self._place)
         else:
-            kind, stored = _arithmetic(self._weights[names[0]])
+            kind, stored = _arithmetic(weights[0])
             assert kind is not None, "a matrix in blocks cannot be joined with one of floats"
-            values = [torch.from_numpy(np.array(self._weights[name].floats())) for name in names]
-            together = torch.cat([one.T if self._weights[names[0]].is_transposed else one for one in values])
+            together = torch.cat([_floats(one).T if one.is_transposed else _floats(one) for one in weights])
             layer = KernelLinear(together.to(stored), bias, kind, self._dtype)
         advance(layer.inputs * layer.outputs)
         return layer
@@ -164,14 +162,7 @@ class _Builder:
         names = [f"{path}.bias" for path in paths]
         if not any(name in self._weights for name in names):
             return None
-        return torch.cat([torch.from_numpy(np.array(self._weights[name].floats())) for name in names])
-
-    def _floats(self, path: str) -> Tensor:
-        values = torch.from_numpy(np.array(self._weights[path].floats()))
-        if not bool(values.isfinite().all()):
-            name = self._weights[path].tensors[0].name
-            raise ModelError(f"{name}: has weights that are NaN or infinite; download the file again")
-        return values.to(self._dtype)
+        return torch.cat([_floats(self._weights[name]) for name in names])
 
     def _embedding(self, child: nn.Embedding, path: str) -> nn.Module | None:
         weight = self._weights[f"{path}.weight"]
@@ -182,19 +173,16 @@ class _Builder:
 
     def _experts(self, child: nn.Module, path: str) -> nn.Module | None:
         stacks = [self._weights[f"{path}.{name}"] for name in ("gate_up_proj", "down_proj")]
-        count = stacks[0].shape[0]
-        layers = [[self._expert(stack, index) for index in range(count)] for stack in stacks]
+        layers = [[self._layer([_expert(stack, index)]) for index in range(stack.shape[0])] for stack in stacks]
         return PackedExperts(child.act_fn, *layers)  # type: ignore[arg-type]
 
-    def _expert(self, stack: Weight, index: int) -> KernelLinear:
-        if _are_blocks([stack]):
-            layer: KernelLinear = BlockLinear(
-                [_block(tensor, index) for tensor in stack.tensors], None, self._dtype, self._allocate, self._place
-            )
-        else:
-            layer = KernelLinear(torch.from_numpy(np.array(stack.floats()[index])), None, Kind.FLOAT32, self._dtype)
-        advance(layer.inputs * layer.outputs)
-        return layer
+
+def _floats(weight: Weight) -> Tensor:
+    """A parameter's values, which are finite."""
+    values = torch.from_numpy(np.array(weight.floats()))
+    if not bool(values.isfinite().all()):
+        raise ModelError(f"{weight.tensors[0].name}: has weights that are NaN or infinite; download the file again")
+    return values
 
 
 def _arithmetic(weight: Weight) -> tuple[Kind | None, torch.dtype]:
@@ -214,6 +202,8 @@ def _matrices(weight: Weight) -> list[BlockWeight]:
     return [BlockWeight(tensor.kind, tensor.data, tensor.shape[-1], order, tensor.name) for tensor in weight.tensors]
 
 
-def _block(tensor: GgufTensor, index: int) -> BlockWeight:
+def _expert(stack: Weight, index: int) -> Weight:
     """One expert's matrix of a stack."""
-    return BlockWeight(tensor.kind, tensor.data[index], tensor.shape[-1], None, tensor.name)
+    return replace(
+        stack, tensors=tuple(replace(one, shape=one.shape[1:], data=one.data[index]) for one in stack.tensors)
+    )

@@ -26,7 +26,7 @@ from transformers.utils import logging as library
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_torch, weight_map
-from outpace.lib.errors import ModelError, first_line
+from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart
 from outpace.models.attention import register_attention
 from outpace.models.loading.config import check_sizes, find_file
@@ -62,15 +62,10 @@ def read_whole(
     """As `weights.read_model`, by transformers."""
     register_attention()
     config = stock_config(config)
-    try:
-        if source.gguf is None:
-            model = _read_folder(source, config, dtype, attention)
-        else:
-            model = _read_gguf(source.gguf, config, dtype, device, attention)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{source.name}: cannot be loaded: {first_line(error)}") from error
+    if source.gguf is None:
+        model = _read_folder(source, config, dtype, attention)
+    else:
+        model = _read_gguf(source.gguf, config, dtype, device, attention)
     model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
     _refuse_infinite(model, source.name)
     model.eval()

@@ -208,7 +208,8 @@ class _Reader:
                     f"{self.name}: {self.architecture}.{key}={self.get(key)}: Mixtral and Olmo 3 are not supported"
                 )
         if family == "qwen3_moe":
-            dense = [layer for layer in range(fields["num_hidden_layers"]) if self._is_dense(layer)]
+            layers = range(fields["num_hidden_layers"])
+            dense = [layer for layer in layers if f"blk.{layer}.ffn_up.weight" in self.file.tensors]
             keys = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
             found = {field: self.need(key) for field, key in keys.items()}
             width = self.get("expert_feed_forward_length")
@@ -223,9 +224,6 @@ class _Reader:
             found = {} if original is None else {"original_max_position_embeddings": original}
             return found | {"sliding_window": self.get("attention.sliding_window") or None}
         return self._gemma_fields(family, fields) if family in _GEMMA_27B else {}
-
-    def _is_dense(self, layer: int) -> bool:
-        return f"blk.{layer}.ffn_up.weight" in self.file.tensors
 
     def _gemma_fields(self, family: str, fields: dict[str, Any]) -> dict[str, Any]:
         layers, heads, is_second = fields["num_hidden_layers"], fields["num_attention_heads"], family == "gemma2"

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from outpace.lib.errors import ModelError, OutpaceError, first_line
 from outpace.lib.stages import stage
 from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.int4 import quantized, weights_of_model
@@ -41,11 +42,16 @@ def read_model(
     Raises:
         ModelError: nothing readable under that name, or weights that do not fit the config.
     """
-    if quantize in ("file", "int4") and source.gguf is not None:
-        return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention, quantize)
-    from outpace.models.loading.checkpoint import read_whole  # imports transformers, which takes three seconds
+    try:
+        if quantize in ("file", "int4") and source.gguf is not None:
+            return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention, quantize)
+        from outpace.models.loading.checkpoint import read_whole  # imports transformers, which takes three seconds
 
-    model = read_whole(source, config, dtype, device, attention)
-    if quantize == "int4":
-        fill_blocks(model, quantized(model, weights_of_model(model)), model.dtype)
-    return model
+        model = read_whole(source, config, dtype, device, attention)
+        if quantize == "int4":
+            fill_blocks(model, quantized(model, weights_of_model(model)), model.dtype)
+        return model
+    except OutpaceError:
+        raise
+    except Exception as error:  # a config's values of another type, for example
+        raise ModelError(f"{source.name}: cannot be loaded: {first_line(error)}") from error
