@@ -206,12 +206,14 @@ def test_repo_and_quant_load_and_need_no_connection_afterwards(hub: Hub, monkeyp
     assert hub.asked == []
 
 
-def test_without_a_quant_the_default_is_llama_cpps(hub: Hub) -> None:
+def test_without_a_quant_the_default_is_llama_cpps(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against another file than llama-cli takes for the same name."""
     assert fetch_gguf(REPO).name == "tiny-instruct-q4_k_m.gguf"
     (hub.folder / REPO / "tiny-instruct-q4_k_m.gguf").rename(hub.folder / REPO / "tiny-instruct-q6_k.gguf")
     rmtree(constants.HF_HUB_CACHE)
     assert fetch_gguf(REPO).name == "tiny-instruct-q2_k.gguf"
+    without_connection(monkeypatch)
+    assert fetch_gguf(REPO).name == "tiny-instruct-q2_k.gguf", "what the cache has is better than nothing"
 
 
 def test_a_quant_that_cannot_be_had_names_those_that_can(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,9 @@ def is_gguf_name(name: str) -> bool:
 
 
 def fetch_gguf(name: str) -> Path:
-    """The file of REPO:QUANT, or without :QUANT of Q4_K_M, else of the repository's first. The hub is asked only if
-    its cache does not have the file; what was downloaded stays in that cache.
+    """The file of REPO:QUANT, or without :QUANT of Q4_K_M, else the repository's first. The hub is asked where its
+    cache does not have that quantisation; what was downloaded stays there. Without :QUANT the cache's first file is
+    taken where the hub cannot be reached.
 
     Raises:
         ModelError: no such repository or quantisation, a model in several files, a failed download.
@@ -40,6 +41,8 @@ def fetch_gguf(name: str) -> Path:
     try:
         listed = sorted(one for one in HfApi().list_repo_files(repo) if _is_model(one))
     except Exception as error:
+        for path in () if quant else cached.values():
+            return path
         held = f"the hub's cache has {_shown(cached)} of it only" if cached else "not in the hub's cache"
         raise ModelError(f"{name}: {held}, and {constants.ENDPOINT} was asked: {first_line(error)}") from error
     return _download(repo, _chosen(name, listed, quant))
