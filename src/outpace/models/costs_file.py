@@ -33,4 +33,5 @@ def costs_file(target: TransformersTarget) -> Path | None:
         < _SMALL
     ):
         return None
-    return user_cache_path("outpace") / "costs" / f"{identity(target)}-{build().path.stem}.json"
+    kernels = "none" if loaded_kernels() is None else build().path.stem
+    return user_cache_path("outpace") / "costs" / f"{identity(target)}-{kernels}.json"

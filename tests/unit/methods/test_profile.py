@@ -109,8 +109,17 @@ def test_times_of_other_kernels_are_measured_anew(folder: str, tmp_path: Path, m
     target, now = load(folder).target, costs_file.costs_file
     before = now(target)
     assert before == now(target)
+    monkeypatch.setattr(costs_file, "loaded_kernels", object)
     monkeypatch.setattr(costs_file, "build", lambda: Build(None, "", tmp_path / "other.so"))
     assert before != now(target)
+
+
+def test_kernels_that_are_off_are_not_compiled(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a compiler that runs, at each start, for kernels that the user has turned off."""
+    monkeypatch.setenv("OUTPACE_KERNELS", "off")
+    monkeypatch.setattr(costs_file, "_SMALL", 0)
+    monkeypatch.setattr(costs_file, "build", lambda: pytest.fail("compiled"))
+    assert costs_file.costs_file(load(folder).target) is not None
 
 
 DAMAGES: dict[str, dict[str, Any]] = {
