@@ -68,7 +68,7 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     if not is_bare(config, draft):
         return export(draft, folder / "draft")
     made = folder / "draft" / "hf"
-    identity = _identity(source) | {"target": json.loads((target / READY).read_text())["model"]}
+    identity = _identity(source) | {"target": (target / READY).read_text()}
     if _is_ready(made, identity):
         return made
     file = find_file(source.path, TENSORS)
