@@ -47,4 +47,4 @@ def settled(spec: MethodSpec, named: str | None, found: Shipment, has_kernels: b
             f"drafter: is {said_of(named)}, and method {str(spec)!r} drafts with {', '.join(DRAFTS)}: draft with this "
             f"one by method {default!r}"
         )
-    return method(spec.name, **spec.options.model_dump(exclude_unset=True), draft=draft or "none")
+    return method(spec.name, **spec.options.model_dump(exclude_unset=True) | {"draft": draft or "none"})
