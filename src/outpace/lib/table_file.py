@@ -21,7 +21,8 @@ class TableKind:
         option: of a method, which names such a file.
         what: it is, with its article.
         command: that makes one.
-        optional: names of tensors that it may hold beside them.
+        names: of the tensors that it holds.
+        optional: names of others that it may hold.
     """
 
     option: str

@@ -41,7 +41,7 @@ class TransformersTarget(PackedModel):
         eos_token_ids: ids that end a request by default.
         pack: false keeps the model's layers.
         rounded_to: the dtype that the weights were rounded to before they were widened; None for the model's.
-        quantize: "none", "int8", or "file" for layers over a GGUF file's blocks.
+        quantize: "none", "int8", or "file" and "int4" for layers over blocks of a GGUF file's formats.
         kv_cache_dtype: as of `loading.precision.check_kv_cache_dtype`; auto is what the weights were rounded to where
             compiled kernels read it.
         memory, tiled, exact: as in `PackedModel`; on a CPU `exact` changes only what `models.exactness` requires.

@@ -32,7 +32,7 @@ def prepare(
         model: a causal LM; its decoder's layers are replaced in place.
         pack: false keeps its layers.
         rounded_to: the dtype that the weights were rounded to.
-        quantize: "none" or "int8".
+        quantize: as of `TransformersTarget`.
     """
     make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
     layers = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
