@@ -142,7 +142,7 @@ class Admission:
             found, length = self._longest(session)
             if self._is_coming(session, length, sessions):
                 continue
-            own = found.slot if found is not None and _goes_on(session, found, length) else None
+            own = found.slot if found in self._roster.left() and _goes_on(session, found, length) else None
             if not self._has_memory(session, own):
                 break
             if found is not None and self._target.memory.held(found.slot) < length:  # dropped for it

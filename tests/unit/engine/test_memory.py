@@ -47,6 +47,17 @@ def test_requests_that_do_not_fit_wait(fitting: int) -> None:
     assert found == answers(engine_of(None))[0]
 
 
+def test_a_request_has_memory_of_its_own_where_it_continues_a_running_one() -> None:
+    """Guards against memory promised twice: another slot is taken than the one whose contents a prompt continues."""
+    engine, proposer = engine_of(NEEDED + 5), EmptyDraft()
+    first, second = (engine.add(PROMPTS[0], PARAMS, proposer)[0] for _ in range(2))
+    for _ in range(4):
+        engine.step()
+    assert (first.slot is not None, second.slot) == (True, None)
+    run_all(engine, [first, second])
+    assert second.generated == first.generated
+
+
 def test_cached_contents_give_way_oldest_first() -> None:
     """Guards against a cache that keeps requests waiting for ever, and one that is emptied without need."""
     engine = engine_of(NEEDED + 2 * (len(PROMPTS[0]) + TOKENS), max_slots=4)
