@@ -42,7 +42,7 @@ def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: in
     asked = [drafts and one >= _UNLIKELY and topology.depths[node] < room for node, one in enumerate(odds)]
     allowed, below = constraint.explore(session.generated, topology, tokens, asked)
     odds = along_paths(topology.parents, _corrected(likely, tree, tokens, below))
-    chains = _chains(tree, tokens, below, odds, room)
+    chains = _chains(tree, tokens, below, odds, room, allowed)
     drawn = tree.draft_probs or {}
     if session.proposer.needs.whole_trees:
         kept = list(range(len(tree)))
@@ -83,14 +83,20 @@ def _corrected(
 
 
 def _chains(
-    tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced], odds: Sequence[float], room: int
+    tree: DraftTree,
+    tokens: Sequence[int],
+    below: Mapping[int, Forced],
+    odds: Sequence[float],
+    room: int,
+    allowed: Sequence[bool],
 ) -> _Chains:
     """Forced text below nodes that is not drafted there."""
     chains, topology, drawn = _Chains(), tree.topology, tree.draft_probs or {}
     for node, text in sorted(below.items()):
         left = text.tokens
         while left and (same := _child(tree, tokens, node, left[0])) is not None:
-            node, left = same, () if same in below else left[1:]
+            # One that is not allowed ends the request, as its EOS id may be a token of the text.
+            node, left = same, () if same in below or not allowed[same] else left[1:]
         if node in drawn:
             continue
         parent, likely, first = node, odds[node], len(text.tokens) - len(left) + 1

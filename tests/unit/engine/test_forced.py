@@ -204,3 +204,9 @@ def test_unlikely_nodes_are_not_asked() -> None:
     one.constraint.explore = lambda *a: (asked.append(a[3]), explore(*a))[1]  # type: ignore[method-assign,func-returns-value]
     fitted(tree_of(tokens, parents, scores=scores), one)
     assert sum(asked[0]) == 1
+
+
+def test_forced_text_ends_at_an_eos_of_the_request() -> None:
+    """Guards against a KeyError where a drafted token of the forced text is one of the request's EOS ids."""
+    _, nodes = fitted(tree_of([START, NAME], [-1, 0]), session([START], eos_token_ids=(EOS, NAME)))
+    assert nodes == [(START, -1)]
