@@ -124,7 +124,10 @@ class Pricing:
         ]
         rate = sum(paces) / round_ms
         for proposer, members in _sized(sessions).items():
-            sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
+            try:
+                sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
+            except TypeError:  # a plugin's has slots, and nothing that could refer to it: its budgets stay
+                continue
             for index, nodes in zip(members, sizes.budgets(len(members), times, rate), strict=True):
                 budgets[index] = nodes
         return RoundPlan(budgets, prices)

@@ -262,10 +262,12 @@ def rejection(
         for child in tree.topology.children[node]:
             token = tokens[child]
             draft_prob = 1.0 if distribution is None else float(distribution[token])
-            if distribution is not None and draft_prob <= 0.0:
+            if distribution is not None and not draft_prob > 0.0:
                 if not distribution.any():
                     continue
-                raise ValueError(f"node {child}: token {token} has draft probability 0, so it was not drawn from it")
+                raise ValueError(
+                    f"node {child}: token {token} has draft probability {draft_prob}, so it was not drawn from it"
+                )
             if bernoulli(min(1.0, float(remaining[token]) / draft_prob), child):
                 path.append(child)
                 break
