@@ -411,3 +411,17 @@ class Engine:
             if not alone:
                 raise
             self._steps.make(alone)
+            if all(session.slot is None and not session.has_ended for session in alone) and not self._make_room(alone):
+                raise
+
+    def _make_room(self, waiting: Sequence[Session]) -> bool:
+        """Make a step of each request that has a slot, for those that wait for one; whether any step succeeded."""
+        has_moved = False
+        for session in self._roster.running():
+            if session.slot is not None and session not in waiting:
+                try:
+                    self._steps.make([session])
+                    has_moved = True
+                except Exception:  # which its own caller gets
+                    self._steps.settle()
+        return has_moved

@@ -165,3 +165,22 @@ def test_a_step_that_has_happened_is_not_made_again(kind: type[BaseException], m
         assert [event.finish_reason for event in session.events] == [None, None, "length"]
     engine.step()
     assert engine.is_idle
+
+
+def test_who_waits_behind_requests_that_fail_hears_of_it() -> None:
+    """Guards against a caller that waits for ever where all slots are held by requests whose steps fail, and against
+    failing while others may still make room."""
+    engine = toy_engine(max_slots=2)
+    stuck, healthy = (engine.add(PROMPT, PARAMS, proposer)[0] for proposer in (Stubborn(), EmptyDraft()))
+    engine.step()
+    (waiting,) = engine.add([9, 9], PARAMS, EmptyDraft())
+    engine.run_until(lambda: waiting.has_ended, [waiting])
+    assert healthy.has_ended
+    assert waiting.generated == alone([9, 9], PARAMS)
+    (other,) = engine.add(PROMPT, PARAMS, Stubborn())
+    with pytest.raises(ZeroDivisionError):
+        engine.run_until(lambda: other.has_ended, [other])
+    (waiting,) = engine.add([9, 9], PARAMS, EmptyDraft())
+    with pytest.raises(ZeroDivisionError):
+        engine.run_until(lambda: waiting.has_ended, [waiting])
+    assert None not in (stuck.slot, other.slot)
