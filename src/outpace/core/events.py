@@ -107,11 +107,11 @@ class RequestMetrics:
         accepted_by_origin: the accepted ones by origin; the other tokens of the answer are the target's own.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         rounds: of each step the tokens emitted, the nodes drafted, and milliseconds from the first token to its end.
-        ttft_ms: admission to first token. decode_ms: first token to last token.
+        ttft_ms: `Engine.add` to first token, waiting included. decode_ms: first token to last token.
         draft_ms: building trees, with the passes of draft models and what they had to catch up on.
         net_ms, lm_head_ms, head_ms, tree_ms, retrieve_ms, merge_ms, rebuild_ms: parts of draft_ms, as `core.timing`
             has them.
-        grammar_ms: the part of draft_ms and verify_ms that the request's grammar took, its first token's included.
+        grammar_ms: what the request's grammar took: part of draft_ms and verify_ms, and its first token's time.
         forward_ms: the target's passes. verify_ms: choosing tokens and walking trees.
         commit_ms: moving KV rows, log-probabilities, stopping, detokenizing.
         observe_ms: learning from verified trees: matrices, histories, rows of a draft model, features for the next

@@ -285,7 +285,7 @@ class Engine:
                     is_sized=has_prices and not is_priced and budget > 0,
                 )
                 session.metrics.prompt_tokens = len(prompt)
-                session.admitted_at = perf_counter()
+                session.added_at = perf_counter()
                 session.keep, session.resume = keep and not params.is_rejection, resume
                 if limit == 0:
                     gain = Gain(session)

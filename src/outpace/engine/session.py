@@ -150,7 +150,7 @@ class Session:
         prefilled: prompt tokens already written.
         ids: prompt and generated ids. Once the prompt is written the last one is pending: its KV is not written.
         stopper: that has seen the generated ids.
-        admitted_at, placed_at, first_token_at: clock readings in seconds; 0 before there was a slot, a token.
+        added_at, placed_at, first_token_at: clock readings in seconds; 0 before there was a slot, a token.
         finish_reason, stop_reason, error: how it ended; the first is set last.
         keep: keep the slot at the end, for the next turn of a conversation.
         resume: the kept slot to resume, until it has a slot.
@@ -177,7 +177,7 @@ class Session:
     ids: list[int] = field(init=False)
     stopper: StopChecker = field(init=False)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    admitted_at: float = 0.0
+    added_at: float = 0.0
     placed_at: float = 0.0
     first_token_at: float = 0.0
     finish_reason: str | None = None
@@ -290,7 +290,7 @@ class Gain:
         metrics.accepted_per_depth = [count + (depth < accepted) for depth, count in enumerate(depths)]
         if self._from == len(self.session.prompt_ids):
             self._first_token_at = perf_counter()
-            metrics.ttft_ms = (self._first_token_at - self.session.admitted_at) * 1e3
+            metrics.ttft_ms = (self._first_token_at - self.session.added_at) * 1e3
 
     def end(self, stop: Stop) -> None:
         """End the session for another reason than its tokens."""

@@ -86,7 +86,7 @@ class Metrics:
     def placed(self, session: Session) -> None:
         """Count a session that was given a slot, or has ended without one."""
         placed = session.placed_at or perf_counter()
-        self._observe("request_queue_time_seconds", placed - session.admitted_at)
+        self._observe("request_queue_time_seconds", placed - session.added_at)
 
     def stepped(self, session: Session, event: StepEvent) -> None:
         """Count the new tokens of a session after a step."""
@@ -99,7 +99,7 @@ class Metrics:
             self._counters["prompt_tokens"].inc(len(session.prompt_ids))
             self._counters["prefix_cache_queries"].inc(len(session.prompt_ids))
             self._counters["prefix_cache_hits"].inc(session.metrics.reused_tokens)
-            self._observe("time_to_first_token_seconds", now - session.admitted_at)
+            self._observe("time_to_first_token_seconds", now - session.added_at)
             self._observe("request_prefill_time_seconds", now - session.placed_at)
         else:
             for _ in range(new):
@@ -116,7 +116,7 @@ class Metrics:
         self._success.labels(*self._values, reason).inc()
         self._spec_decode(outcome)
         now, metrics = perf_counter(), outcome.metrics
-        self._observe("e2e_request_latency_seconds", now - session.admitted_at)
+        self._observe("e2e_request_latency_seconds", now - session.added_at)
         self._observe("request_prompt_tokens", metrics.prompt_tokens)
         self._observe("request_generation_tokens", metrics.new_tokens)
         self._observe("request_inference_time_seconds", now - (session.placed_at or now))
