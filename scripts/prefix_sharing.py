@@ -27,8 +27,7 @@ AT_ONCE, SAMPLES, TOKENS, REPEATS = 8, 4, 16, 9
 def worth(model: outpace.Model) -> list[dict[str, float]]:
     """Milliseconds to write so many prompt tokens behind nothing, and to copy them."""
 
-    def measure(slot: int | None) -> list[dict[str, float]]:
-        assert slot is not None
+    def measure(slot: int) -> list[dict[str, float]]:
         target, goal, found = model.target, (slot + 1) % model.target.max_slots, []
         for length in LENGTHS:
             write, copy = list[float](), list[float]()
@@ -44,7 +43,7 @@ def worth(model: outpace.Model) -> list[dict[str, float]]:
         return found
 
     model.engine.forget_prefixes()
-    return model.engine.between_steps(measure)
+    return model.engine.with_spare_slot(measure)
 
 
 def asked(

@@ -251,7 +251,7 @@ class Model:
         """Reset what every method learned from earlier requests, and the prefix cache. Methods that no open request
         uses are freed, except the default."""
 
-        def forget(slot: int | None) -> None:
+        def forget() -> None:
             self._default.reset()  # also a proposer of the caller's
             self._proposers.reset()
 

@@ -203,7 +203,7 @@ class Life:
             self._engine.release(self._kept.pop(0)[0])
 
     def _reset(self) -> None:
-        def forget(slot: int | None) -> None:
+        def forget() -> None:
             for method in METHODS:
                 if self._random.random() < 0.3:
                     self._world.proposer(method).reset()

@@ -15,7 +15,6 @@ from outpace.kernels.build import kernels_remedy, loaded_kernels
 from outpace.kernels.exact import COMPILED
 from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets, multiplies_bfloat16
 from outpace.kernels.linear import KernelLinear
-from outpace.lib.errors import InvalidRequest
 from outpace.models.exactness import Exactness
 from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear
@@ -37,15 +36,7 @@ def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Findin
     if target.device.type != "cpu":
         return
     yield one_call(target.computed_by, target.config.model_type, target.dtype)
-
-    def measure(slot: int | None) -> MeasuredPasses:
-        if slot is None:
-            raise InvalidRequest(
-                "all slots are taken: wait for a request to end, or examine the model before it serves"
-            )
-        return measured_passes(target, slot)
-
-    times = model.engine.between_steps(measure)
+    times = model.engine.with_spare_slot(lambda slot: measured_passes(target, slot))
     cheaper, leaner = pass_remedies(target, problems)
     yield reading(times, max(bandwidth(torch.get_num_threads())), cheaper)
     yield rows(times, target.quantize != "none", loaded_kernels() is not None)

@@ -222,7 +222,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Clear the prefix cache; waits while other threads decode."""
-        self.between_steps(lambda slot: self._roster.forget())
+        self.between_steps(self._roster.forget)
 
     def add(
         self,
@@ -338,17 +338,32 @@ class Engine:
         session.is_cancelled = True
         self.run_until(lambda: session.has_ended, [session])
 
-    def between_steps(self, work: Callable[[int | None], T]) -> T:
+    def between_steps(self, work: Callable[[], T]) -> T:
         """Use the target or proposers while no step is under way; waits while other threads decode."""
         done: list[T] = []
 
         def settled() -> None:
             self._steps.settle()
-            done.append(work(self._roster.spare_slot()))
+            done.append(work())
 
         while not self._turns.take(settled):
             pass
         return done[0]
+
+    def with_spare_slot(self, work: Callable[[int], T]) -> T:
+        """As `between_steps`, with a slot, whose contents are dropped.
+
+        Raises:
+            InvalidRequest: requests are in all slots.
+        """
+
+        def with_slot() -> T:
+            slot = self._roster.spare_slot()
+            if slot is None:
+                raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+            return work(slot)
+
+        return self.between_steps(with_slot)
 
     def result(self, session: Session) -> Sample:
         """The finished answer of a session."""

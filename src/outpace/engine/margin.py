@@ -8,7 +8,6 @@ import torch
 from outpace.core.params import Constraint, SamplingParams
 from outpace.core.protocols import Chunk, Target
 from outpace.engine.engine import Engine
-from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import History, cutoff_distance, process, warp
 
@@ -42,13 +41,11 @@ def margin_of(
 ) -> Margin:
     """`decision_margin` between the steps of an engine, in a free slot."""
 
-    def compare(slot: int | None) -> Margin:
-        if slot is None:
-            raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+    def compare(slot: int) -> Margin:
         limits = engine.constraint(params)
         return decision_margin(engine.target, ids, params, tokens, prompt_length, slot=slot, constraint=limits)
 
-    return engine.between_steps(compare)
+    return engine.with_spare_slot(compare)
 
 
 @torch.inference_mode()

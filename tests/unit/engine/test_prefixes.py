@@ -336,11 +336,7 @@ def test_sharing_can_be_switched_off_and_forgotten() -> None:
     engine = mindful(max_slots=1)
     assert reused(engine) == [0]
 
-    def work(slot: int | None) -> None:
-        assert slot is not None
-        engine.target.rewind_slot(slot, 0)
-
-    engine.between_steps(work)
+    engine.with_spare_slot(lambda slot: engine.target.rewind_slot(slot, 0))
     assert reused(engine) == [0]
 
 
