@@ -365,7 +365,7 @@ class Model:
             InvalidRequest: a bad option, or a model without a chat template.
         """
         params = resolved(checked_params(params, options, one_sample_only="a conversation"), self.codec)
-        return Chat(self.engine, self.codec, params, *self._drafting(method, budget), system=system)
+        return Chat(self.engine, self.codec, params, *self.drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of text, chat messages or ids; `InvalidRequest` for anything else, or if the template refuses it."""
@@ -385,10 +385,12 @@ class Model:
         only_one: bool = False,
     ) -> list[Session]:
         params = resolved(checked_params(params, options, "a stream" if only_one else None), self.codec)
-        proposer, chosen = self._drafting(method, budget)
+        proposer, chosen = self.drafting(method, budget)
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
 
-    def _drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
+    def drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
+        """The proposer of a method, by default the model's, and the budget for `Engine.add`: that of the call, of
+        `load` for the model's own method, or of the method's text."""
         wanted, chosen = self.method if method is None else self.drafters.named(method), checked_budget(budget)
         proposer = self.proposer(wanted)
         if chosen is None and wanted == self.method:

@@ -73,10 +73,10 @@ def ordered(service: Service, body: SharedFields) -> Order:
         raise refused("outpace.trace", "only with stream=true")
     if options.trace and (body.n or 1) > 1:
         raise refused("outpace.trace", "of one answer at a time: n=1")
-    method, proposer = service.methods.proposer(options.method)
+    method, proposer, budget = service.methods.drafting(options.method, options.budget)
     prompts = _prompts(model, body)
     params = _params(model, body, _limit(body, prompts, model.target.max_length))
-    return Order(prompts, params, method, proposer, options.budget)
+    return Order(prompts, params, method, proposer, budget)
 
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:

@@ -39,25 +39,25 @@ class MethodNames:
     def default(self) -> str:
         return name_of(self._model.method)
 
-    def proposer(self, name: str | None) -> tuple[str, Proposer]:
-        """A method's canonical name and its proposer, built at its first request."""
-        if name is None or name == self.default:
-            return self.default, self._model.proposer(self._model.method)
-        spec = self._model.drafters.settled(name)
+    def drafting(self, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
+        """A method's canonical name; its proposer, built at its first request; and the budget, as of
+        `Model.drafting`."""
         default: MethodLike = self._model.method
+        if name is None or name == self.default:
+            return self.default, *self._model.drafting(default, budget)
+        spec = self._model.drafters.settled(name)
         if spec == (parse_method(default) if isinstance(default, str) else default):
-            return self.default, self._model.proposer(default)
+            return self.default, *self._model.drafting(default, budget)
         _check_files(name, spec)
         key = str(spec)
         with self._adding:
-            if key not in self._kept:
-                if len(self._kept) >= self._limit:
-                    raise InvalidRequest(
-                        f"method={name!r}: this server keeps {self._limit} methods and has them: use "
-                        f"{', '.join(sorted(self._kept))}, or start it with a larger --max-methods"
-                    )
-                self._kept[key] = self._model.proposer(spec)
-            return key, self._kept[key]
+            if key not in self._kept and len(self._kept) >= self._limit:
+                raise InvalidRequest(
+                    f"method={name!r}: this server keeps {self._limit} methods and has them: use "
+                    f"{', '.join(sorted(self._kept))}, or start it with a larger --max-methods"
+                )
+            self._kept[key], budget = self._model.drafting(spec, budget)
+            return key, self._kept[key], budget
 
 
 WORDS = {"vocabulary": (EVERY_ID,), "warm": (SHIPPED, NOTHING)}

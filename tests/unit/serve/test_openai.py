@@ -153,6 +153,37 @@ def test_what_speculation_did_is_told_where_it_is_asked(served: Served) -> None:
 
 def test_the_model_list(served: Served) -> None:
     """Guards against clients that ask for the models first and find none."""
+def test_the_extensions_other_fields_reach_the_engine(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a budget, of a request or of the server's start, and a verification that are read and dropped."""
+    wish = {"report": True, "method": "recycle"}
+    few = served.chat("go go go", max_tokens=40, extra_body={"outpace": wish | {"budget": 1}}).choices[0].outpace
+    assert 0 < few["drafted"] <= few["steps"]
+    monkeypatch.setattr(served.model, "_budget", 1)
+    few = served.chat("go go go", max_tokens=40, extra_body={"outpace": {"report": True}}).choices[0].outpace
+    assert 0 < few["drafted"] <= few["steps"]
+    how: Any = {"max_tokens": 40, "temperature": 1.0, "seed": 3}
+    said = [
+        served.chat(**how, extra_body={"outpace": {"method": "plain", "verification": rule}}).choices[0].message.content
+        for rule in ("match", "rejection")
+    ]
+    own = served.model.generate(
+        [{"role": "user", "content": "Hi"}],
+        max_new_tokens=40, temperature=1.0, seed=3, method="plain", verification="rejection",
+    )  # fmt: skip
+    assert said[0] != said[1] == own.text
+
+
+def test_ids_and_cached_tokens_are_told(served: Served) -> None:
+    """Guards against training on text that is split anew, and reuse that is counted once for each sample."""
+    own = served.model.generate([{"role": "user", "content": "Hi"}], max_new_tokens=12)
+    asked: Any = {"extra_body": {"return_token_ids": True}}
+    assert served.chat(**asked).choices[0].token_ids == list(own.token_ids)
+    chunks = [choice for chunk in served.chat(**asked, stream=True) for choice in chunk.choices]
+    assert [one for choice in chunks for one in getattr(choice, "token_ids", ())] == list(own.token_ids)
+    usage = [served.chat("abc" * 30, n=2, temperature=1).usage for _ in range(2)][1]
+    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+
     with served.client() as client:
         assert [model.id for model in client.models.list()] == [NAME]
         assert client.models.retrieve(NAME).owned_by == "outpace"
