@@ -258,10 +258,12 @@ class Answer:
         """The body of an answer that is sent at once; `ApiError` where a choice failed or took too long."""
         async for _ in self._news(inbox):
             pass
-        choices = [
-            self._reported(self.form.whole(index, sample.text, sample.logprobs or (), sample.finish_reason))
-            for index, sample in sorted(self._samples.items())
-        ]
+        choices = []
+        for index, sample in sorted(self._samples.items()):
+            choice = self.form.whole(index, sample.text, sample.logprobs or (), sample.finish_reason)
+            if self.body.return_token_ids:
+                choice["token_ids"] = sample.token_ids
+            choices.append(self._reported(choice))
         return {**self._head, "object": self.form.whole_kind, "choices": choices, "usage": self._usage()}
 
     async def events(self, inbox: Inbox) -> AsyncIterator[bytes]:
@@ -287,7 +289,10 @@ class Answer:
 
     def _pieces(self, index: int, event: StepEvent) -> list[dict[str, Any]]:
         choices = list(self.form.piece(index, event.text, event.logprobs or ()))
-        if self.body.options.trace and event.tokens:
+        if event.tokens and self.body.return_token_ids:
+            choices = choices or [self.form.empty(index)]
+            choices[0]["token_ids"] = event.tokens
+        if event.tokens and self.body.options.trace:
             choices = choices or [self.form.empty(index)]
             model, is_first = self.service.model, index not in self._traces
             choices[0]["outpace"] = self._trace(index).describe(event)

@@ -144,6 +144,7 @@ class SharedFields(Strict):
     outpace: OutpaceFields | None = None
 
     @model_validator(mode="after")
+    return_token_ids: bool | None = False
     def _stream_options_need_a_stream(self) -> "SharedFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream=true")

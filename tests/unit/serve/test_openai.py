@@ -9,6 +9,8 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from outpace.serve.requests import Function
+from outpace.serve.tool_calls import CallReader, call_grammar
 from tests.unit.serve.served import NAME, Served
 
 WEATHER: Any = {
@@ -151,8 +153,6 @@ def test_what_speculation_did_is_told_where_it_is_asked(served: Served) -> None:
     assert getattr(served.chat().choices[0], "outpace", None) is None
 
 
-def test_the_model_list(served: Served) -> None:
-    """Guards against clients that ask for the models first and find none."""
 def test_the_extensions_other_fields_reach_the_engine(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a budget, of a request or of the server's start, and a verification that are read and dropped."""
     wish = {"report": True, "method": "recycle"}
@@ -184,6 +184,8 @@ def test_ids_and_cached_tokens_are_told(served: Served) -> None:
     assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
 
 
+def test_the_model_list(served: Served) -> None:
+    """Guards against clients that ask for the models first and find none."""
     with served.client() as client:
         assert [model.id for model in client.models.list()] == [NAME]
         assert client.models.retrieve(NAME).owned_by == "outpace"
@@ -237,6 +239,33 @@ def test_tools_are_called_as_asked(served: Served) -> None:
     assert final.message.tool_calls is not None
     assert final.message.tool_calls[0].function.arguments == call.function.arguments
     assert final.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_calls_are_read_out_of_text(step: int) -> None:
+    """Guards against text before or behind a call that is lost, marks cut by pieces that are shown, and text within
+    marks that is no call."""
+    call = '<tool_call>\n{"name": "%s", "arguments": {"a": %d}}\n</tool_call>'
+    text = f"Hi {call % ('f', 1)} x <tool_call>bad</tool_call> <too {call % ('g', 2)} <tool_call>"
+    reader, deltas = CallReader(), list[dict[str, Any]]()
+    for start in range(0, len(text), step):
+        deltas += reader.push(text[start : start + step])
+        assert not any("<tool_" in delta.get("content", "").replace("<tool_call>bad", "") for delta in deltas)
+    deltas += reader.close()
+    calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
+    assert [(one["index"], one["function"]["name"], one["function"]["arguments"]) for one in calls] == [
+        (0, "f", '{"a": 1}'),
+        (1, "g", '{"a": 2}'),
+    ]
+    said = "".join(delta.get("content", "") for delta in deltas)
+    assert said.split() == ["Hi", "x", "<tool_call>bad</tool_call>", "<too", "<tool_call>"]
+    assert reader.has_called
+
+
+def test_arguments_of_calls_are_objects() -> None:
+    """Guards against a grammar that makes what is then read as no call: schemas without a type allow any JSON."""
+    functions = [Function(name="f", parameters={"properties": {"a": {"type": "integer"}}})]
+    assert '"type": "object"' in call_grammar(functions, must_call=True, only_one=True).text
 
 
 def test_an_agent_calls_a_tool_and_answers(served: Served) -> None:

@@ -17,6 +17,7 @@ from outpace.lib.errors import ModelError
 from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate
 from tests.unit.endpoint.fake import Reply, serving
 from tests.unit.models.tiny import save_tiny_model
+from tests.unit.serve.served import serving as serving_ours
 
 ITEMS = [
     WorkItem("one", "d", ("Hi.",)),
@@ -71,6 +72,16 @@ def test_a_server_that_returns_ids_answers_as_the_engine(model: outpace.Model, t
         made = {one.id: one for one in regenerate(ITEMS, AnswerStore(tmp_path / "http", ABOUT), answerer)}
     assert made == expected
     assert answerer.encoded == 0
+
+
+def test_our_own_server_returns_ids(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against a server of ours that refuses what is asked of it here."""
+    engine = AnswerStore(tmp_path / "engine", ABOUT)
+    expected = {one.id: one for one in regenerate(ITEMS, engine, EngineAnswerer(model, PARAMS))}
+    with serving_ours(model) as ours:
+        answerer = answerer_of(f"{ours.url}/v1", model)
+        made = {one.id: one for one in regenerate(ITEMS, AnswerStore(tmp_path / "http", ABOUT), answerer)}
+    assert (made, answerer.cut, answerer.encoded) == (expected, {}, 0)
 
 
 def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: Path) -> None:
