@@ -245,10 +245,11 @@ class Answer:
     deadline: Deadline
 
     def __post_init__(self) -> None:
+        self._model = self.service.model  # which the service denies from SIGTERM on
         self._head = {
             "id": f"{self.form.prefix}{token_hex(12)}",
             "created": int(time()),
-            "model": self.body.model,
+            "model": self.service.settings.names[0],
             "system_fingerprint": f"outpace-{__version__}",
         }
         self._samples: dict[int, Sample] = {}
@@ -294,16 +295,16 @@ class Answer:
             choices[0]["token_ids"] = event.tokens
         if event.tokens and self.body.options.trace:
             choices = choices or [self.form.empty(index)]
-            model, is_first = self.service.model, index not in self._traces
+            is_first = index not in self._traces
             choices[0]["outpace"] = self._trace(index).describe(event)
             if is_first:
-                parts = computed_by(model.proposer(self.order.method))
-                choices[0]["outpace"]["computed_by"] = {"target": model.target.computed_by, **parts}
+                parts = computed_by(self.order.proposer)
+                choices[0]["outpace"]["computed_by"] = {"target": self._model.target.computed_by, **parts}
         return choices
 
     def _trace(self, index: int) -> Trace:
         if index not in self._traces:
-            codec = self.service.model.codec
+            codec = self._model.codec
             self._traces[index] = Trace(Pieces(codec), frozenset(codec.tokenizer.all_special_ids))
         return self._traces[index]
 

@@ -100,7 +100,7 @@ def tiny_model(folder: Path, slots: int = 4, **changes: Any) -> Model:
 def serving(model: Model, **settings: Any) -> Iterator[Served]:
     """A server on a model, drained and ended behind the block."""
     log = Lines()
-    service = Service(ServeSettings((NAME,), port=0, **settings), log)
+    service = Service(ServeSettings(settings.pop("names", (NAME,)), port=0, **settings), log)
     server = DrainingServer(service, lambda: model)
     thread = threading.Thread(target=server.run)
     thread.start()

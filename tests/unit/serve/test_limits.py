@@ -188,7 +188,8 @@ def test_a_body_that_does_not_come(model: Model) -> None:
 def test_a_drain_finishes_what_runs_and_turns_others_away(model: Model) -> None:
     """Guards against answers that SIGTERM cuts short, and requests that are taken in meanwhile."""
     with serving(model, drain_timeout=30) as one, ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(one.post, LONG | {"max_tokens": 300}) for _ in range(2)]
+        traced = {"stream": True, "outpace": {"trace": True}}
+        running = [pool.submit(one.post, LONG | {"max_tokens": 300} | more) for more in ({}, traced)]
         wait_until(lambda: one.service.occupancy()[0] == 2)
         one.server.handle_exit(signal.SIGTERM, None)
         with one.http as http:
@@ -197,8 +198,10 @@ def test_a_drain_finishes_what_runs_and_turns_others_away(model: Model) -> None:
             health = http.get("/health").status_code
         assert (ready, health) == (503, 200)
         assert error_of(refused, 503)["code"] == "unavailable"
-        for answer in running:
-            assert answer.result().json()["usage"]["completion_tokens"] == 300
+        assert running[0].result().json()["usage"]["completion_tokens"] == 300
+        events = running[1].result().text
+        assert events.count('"finish_reason":"length"') == 1
+        assert '"error"' not in events
         wait_until(lambda: one.server.should_exit)
 
 
