@@ -28,7 +28,6 @@ from outpace.serve.shield import Shield
 def create_app(service: Service) -> FastAPI:
     """The HTTP side of a service. The caller opens and closes the service."""
     app = FastAPI(title="Outpace", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
     _add_answers(app, service)
     _add_facts(app, service)
     _add_probes(app, service)

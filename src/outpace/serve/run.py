@@ -1,7 +1,10 @@
 """The server's process: loads, listens, drains."""
 
 import asyncio
+import errno
 import gc
+import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outpace.api import Model
+from outpace.lib.errors import InvalidRequest
 from outpace.serve.app import create_app
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
@@ -43,6 +47,7 @@ def new_log() -> Any:
 def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
     """Listen, load, answer until a signal, drain. `load`: makes the model; called in a thread, while /health answers
     already."""
+    _check_address(settings)
     service = Service(settings, new_log())
 
     def loaded() -> Model:
@@ -55,6 +60,19 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
     server.run()
     if service.load_error is not None:
         raise service.load_error
+
+
+def _check_address(settings: ServeSettings) -> None:
+    """Refuse a port that another program has, before a model is loaded."""
+    found = socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, _, _, _, address in found:
+        try:
+            socket.create_server(address, family=family).close()
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise InvalidRequest(
+                    f"port={settings.port}: {os.strerror(error.errno)}; choose another, or end the program that has it"
+                ) from error
 
 
 class DrainingServer(uvicorn.Server):
@@ -80,7 +98,6 @@ class DrainingServer(uvicorn.Server):
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: dict[Any, float] = {}  # transports that close, or wait for a request, and since when
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def on_tick(self, counter: int) -> bool:
         """Now and then, drop connections that were closed long ago and whose clients do not read the rest, those whose
@@ -101,10 +118,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._service.is_draining = True
-        self._loop.call_soon_threadsafe(self._begin_to_drain)
-
-    def _begin_to_drain(self) -> None:
-        self._tasks.append(asyncio.ensure_future(self._drain()))
+        asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
 
     async def _drain(self) -> None:
         service = self._service
@@ -118,8 +132,9 @@ class DrainingServer(uvicorn.Server):
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
-        self._tasks.append(asyncio.ensure_future(self._open()))
+        opening = asyncio.ensure_future(self._open())
         yield
+        opening.cancel()  # it would open the model that it waits for
         await asyncio.to_thread(self._service.close)
         self._service.log.info("ended")
 

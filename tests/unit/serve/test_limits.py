@@ -18,10 +18,12 @@ import pytest
 from pydantic import ValidationError
 
 from outpace.api import Model
+from outpace.lib.errors import InvalidRequest
+from outpace.serve.engine_thread import EngineThread
 from outpace.serve.errors import ApiError
 from outpace.serve.prepare import _entries, parsed
 from outpace.serve.requests import ChatRequest, CompletionRequest
-from outpace.serve.run import DrainingServer
+from outpace.serve.run import DrainingServer, serve
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 from tests.unit.serve.served import NAME, Lines, Served, serving, tiny_model
@@ -81,6 +83,12 @@ def test_keys(model: Model) -> None:
                 assert client.models.list().data[0].id == NAME
 
 
+def test_answers_name_the_first_of_several_names(model: Model) -> None:
+    """Guards against answers that name what was asked for, which --help and vLLM do otherwise."""
+    with serving(model, names=("first", "second")) as one:
+        assert one.post(CHAT | {"model": "second"}).json()["model"] == "first"
+
+
 def test_bodies_have_a_limit(model: Model) -> None:
     """Guards against a body that fills the memory, announced or in pieces without end."""
     with serving(model, max_body=10_000) as one:
@@ -106,6 +114,7 @@ def test_a_full_queue_says_when_to_come_again(model: Model) -> None:
         for answer in running:
             assert answer.result().status_code == 200
         assert error_of(one.post(CHAT | {"n": 4}))["param"] == "n", "it could never be admitted"
+        assert error_of(one.post(COMPLETION | {"prompt": ["a"] * 4}, "/v1/completions"))["param"] == "prompt"
         assert one.post(CHAT).status_code == 200
         one.assert_idle()
 
@@ -203,6 +212,42 @@ def test_a_drain_finishes_what_runs_and_turns_others_away(model: Model) -> None:
         assert events.count('"finish_reason":"length"') == 1
         assert '"error"' not in events
         wait_until(lambda: one.server.should_exit)
+
+
+def test_a_second_signal_ends_at_once(model: Model) -> None:
+    """Guards against an operator whose second Ctrl-C is ignored until the drain is over."""
+    with serving(model, drain_timeout=30) as one, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(one.post, LONG)
+        wait_until(lambda: one.service.occupancy()[0] == 1)
+        for ends in (False, True):
+            one.server.handle_exit(signal.SIGINT, None)
+            assert (one.server.should_exit, one.server.force_exit) == (ends, ends)
+        with contextlib.suppress(httpx.HTTPError):
+            answer.result()
+
+
+def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(model: Model) -> None:
+    """Guards against a start that loads gigabytes and then fails."""
+    with (
+        serving(model) as one,
+        pytest.raises(InvalidRequest, match=r"port=\d+: Address already in use; choose another"),
+    ):
+        serve(lambda: pytest.fail("was loaded"), ServeSettings((NAME,), port=int(one.url.rpartition(":")[2])))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_that_has_lost_its_engine_says_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a dead server that a supervisor keeps alive, and requests that hang."""
+    with serving(model, timeout=1.0) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineThread, "_news_of", None)
+            assert error_of(one.post(CHAT), 504)["code"] == "timeout"
+        wait_until(lambda: not one.service.is_healthy)
+        with one.http as http:
+            assert [http.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
+        assert "lost its engine" in error_of(one.post(CHAT), 503)["message"]
+        for session in model.engine._roster.running():  # the model serves other tests
+            model.engine.cancel(session)
 
 
 def test_a_drain_has_an_end(model: Model) -> None:
@@ -360,6 +405,7 @@ def test_too_many_connections_make_room(model: Model, monkeypatch: pytest.Monkey
         answer = pool.submit(one.post, LONG | {"max_tokens": 1500})
         wait_until(lambda: one.service.occupancy()[0] == 1)
         silent = [connect(one) for _ in range(40)]
+        wait_until(lambda: len(one.server.server_state.connections) > 10)
         wait_until(lambda: len(one.server.server_state.connections) <= 10)
         assert answer.result().status_code == 200
         for connection in silent:
@@ -396,14 +442,16 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(model: Model, monkeypat
     with serving(model) as one:
         monkeypatch.setattr(model.codec, "encode_chat", None)
         monkeypatch.setattr(model.codec, "encode", None)
-        text = "x" * 1_000_000
+        text, chats = "x" * 1_000_000, "/v1/chat/completions"
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
         for body, path in (
-            (CHAT | {"messages": [{"role": "user", "content": text}]}, "/v1/chat/completions"),
+            (CHAT | {"messages": [{"role": "user", "content": text}]}, chats),
             ({"model": NAME, "prompt": ["a", text]}, "/v1/completions"),
+            (CHAT | {"messages": [CHAT["messages"][0], {"role": "assistant", "tool_calls": [call]}]}, chats),
         ):
             error = error_of(one.post(body, path))
             assert error["code"] == "context_length_exceeded"
-            assert "1,000,000 characters" in error["message"]
+            assert "1,000,0" in error["message"]
 
 
 def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
