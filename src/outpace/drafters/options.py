@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.checks import check_text, is_int, shown
 from outpace.lib.errors import InvalidRequest
 
-MAX_BUDGET = 511
+MAX_BUDGET = MAX_TREE_NODES - 1
 LONG = 100  # characters of a value in a complaint
 
 

@@ -95,7 +95,7 @@ def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
     except ValueError as error:
         param = str(error).partition(":")[0]
         raise ApiError(400, str(error), param) from error
-    _check_characters(model, sum(len(message["content"]) for message in messages), "messages")
+    _check_characters(model, _characters(messages), "messages")
     return [_encoded_chat(model, body, messages)]
 
 
@@ -104,6 +104,15 @@ def _check_characters(model: Model, characters: int, param: str) -> None:
     most = model.target.max_length
     if characters > most * model.codec.longest_token:
         raise too_long(param, f"{characters:,} characters, and prompt and answer have {most} tokens together")
+
+
+def _characters(value: Any) -> int:
+    """Of all texts in a value of JSON."""
+    if isinstance(value, dict):
+        return sum(len(key) + _characters(one) for key, one in value.items())
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:
@@ -122,6 +131,7 @@ def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]
     if not body.may_call:
         return plain
     tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()]
+    _check_characters(model, _characters(tools), "tools")
     try:
         ids = codec.encode_chat(messages, tools)
     except InvalidRequest as error:

@@ -7,15 +7,20 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    Tag,
+    TypeAdapter,
+    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
 from outpace.core.params import MAX_LOGPROBS, Grammar, SamplingParams
 from outpace.core.settings import default_of, settings_of
+from outpace.drafters.options import MAX_BUDGET
 
 MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
 
@@ -74,7 +79,7 @@ class OutpaceFields(Strict):
     """The extension: how the request is decoded, and what is reported."""
 
     method: str | None = Field(default=None, max_length=500, description="as `outpace methods` names it")
-    budget: int | None = Field(default=None, ge=0, le=511, description="drafted nodes per round")
+    budget: int | None = Field(default=None, ge=0, le=MAX_BUDGET, description="drafted nodes per round")
     verification: Literal["match", "rejection"] | None = None
     report: bool | None = Field(default=False, description="report the figures of speculation")
     trace: bool | None = Field(default=False, description="report each token's origin and each round's tree")
@@ -139,12 +144,12 @@ class SharedFields(Strict):
     ignore_eos: bool | None = sampling_field("ignore_eos")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = None
+    return_token_ids: bool | None = False
     structured_outputs: StructuredOutputs | None = None
     # our own
     outpace: OutpaceFields | None = None
 
     @model_validator(mode="after")
-    return_token_ids: bool | None = False
     def _stream_options_need_a_stream(self) -> "SharedFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream=true")
@@ -190,13 +195,16 @@ class TextPart(Strict):
     text: str
 
 
+_PARTS = TypeAdapter(list[TextPart])
+
+
 def _joined(value: Any) -> Any:
     """Pieces of text as one, a line each, as vLLM joins them."""
     if not isinstance(value, list):
         return value
     if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
         raise ValueError("pieces other than text are not supported")
-    return "\n".join(TextPart.model_validate(part).text for part in value)
+    return "\n".join(part.text for part in _PARTS.validate_python(value))
 
 
 Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
@@ -254,6 +262,13 @@ class Function(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = False
+
+    @field_validator("parameters")
+    @classmethod
+    def _are_an_objects(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None and schema.get("type", "object") != "object":
+            raise ValueError("must be a JSON schema of type object: arguments have names")
+        return schema
 
 
 class Tool(Strict):
@@ -372,12 +387,23 @@ DEFAULT_TOKENS = 16
 
 # An error takes pydantic 1 to 3 us, and one is reported: lists without a short limit stop at the first.
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-Prompts = (
-    str
-    | Ids
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
-)
+
+
+def _form_of(prompt: Any) -> str:
+    """Which of the forms of a prompt is meant, so that errors are about that one."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "ids"
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS), Tag("lists")],
+    Discriminator(_form_of),
+]
 
 
 class CompletionRequest(SharedFields):

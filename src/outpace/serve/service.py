@@ -170,7 +170,7 @@ class Service:
     @asynccontextmanager
     async def running(self, order: Order) -> AsyncIterator[Inbox]:
         """Where the news of an order arrive; what has not ended when the block is left is cancelled."""
-        self.check_capacity(order.samples)
+        self.check_capacity(order.samples, param="n" if len(order.prompts) == 1 else "prompt")
         self._admitted += order.samples
         inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
         began = time.monotonic()
@@ -213,11 +213,12 @@ class Service:
         for job in jobs:
             thread.watch(job)
 
-    def check_capacity(self, samples: int, others: int = 0) -> None:
-        """Refuse samples for which the queue has no place, given others that are about to be admitted."""
+    def check_capacity(self, samples: int, others: int = 0, param: str | None = None) -> None:
+        """Refuse samples for which the queue has no place, given others that are about to be admitted. `param`: the
+        field that asks for so many."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:
-            raise ApiError(400, f"n: {samples} samples in one request, of which the server takes {limit}", "n")
+            raise ApiError(400, f"{param}: {samples} answers in one request, and the server takes {limit}", param)
         if self._admitted + others + samples > limit:
             wait = max(1, min(60, round(self._recent * self._admitted / self.model.target.max_slots)))
             text = f"{self._admitted} samples are decoded or wait, and the limit is {limit}: try again in {wait} s"

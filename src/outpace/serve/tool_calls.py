@@ -23,7 +23,7 @@ def call_grammar(
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
-        arguments = _NOTHING if function.parameters is None else function.parameters
+        arguments = _NOTHING if function.parameters is None else {"type": "object"} | function.parameters
         schema = json.dumps(arguments | {"x-guidance": _JSON})
         rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {schema}"]
     rest = f'"\\n" inside "\\n{CLOSE}"'
