@@ -128,12 +128,14 @@ class Endpoint:
         patient: whether a server that cannot be reached or fails is asked again, as a busy one always is.
 
     Raises:
-        InvalidRequest: no address of HTTP.
+        InvalidRequest: no address of HTTP, or a key that HTTP cannot carry.
     """
 
     def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
         self.url, self._patient = _base(url), patient
         keys = (api_key or "").split()
+        if keys and not keys[0].isascii():
+            raise InvalidRequest("api_key: has characters other than ASCII, which no HTTP header can carry")
         self._has_key = bool(keys)
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         limits = httpx.Limits(max_connections=None)  # the caller limits the requests in flight

@@ -44,6 +44,8 @@ class ServeSettings:
         check_fields(self)
         if any(not key.strip() for key in self.api_keys):
             raise InvalidRequest("api_key='': an empty key would admit everybody; leave the option out instead")
+        if not all(key.isascii() for key in self.api_keys):
+            raise InvalidRequest("api_key: has characters other than ASCII, which no HTTP header can carry")
         try:  # before a model is loaded
             socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:

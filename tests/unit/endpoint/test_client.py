@@ -137,6 +137,12 @@ def test_the_key_is_sent_and_no_message_says_it() -> None:
     assert "secret-1" not in str(raised.value)
 
 
+def test_a_key_that_cannot_be_sent() -> None:
+    """Guards against a traceback of the HTTP library for a key of other letters."""
+    with pytest.raises(InvalidRequest, match="api_key: has characters other than ASCII"):
+        Endpoint("http://host:8000", "ключ")
+
+
 def test_what_a_server_is() -> None:
     """Guards against our extension sent to servers of others, and against a server of ours not known as one."""
     pages = {"/v1/outpace/methods": {"default": "lookup", "methods": [{"name": "lookup"}]}}
@@ -158,8 +164,8 @@ def test_what_a_server_is() -> None:
     [
         (b"<html>", ModelError, "no OpenAI-compatible server, its /models is '<html>'"),
         ({"data": "none"}, ModelError, "no OpenAI-compatible server"),
-        ({"data": [{"id": "a"}, {"id": "b"}]}, InvalidRequest, "the server has a, b; name one"),
-        ({"data": []}, InvalidRequest, "the server has none; name one"),
+        ({"data": [{"id": "a"}, {"id": "b"}]}, InvalidRequest, "the server has a, b; name the one to ask"),
+        ({"data": []}, InvalidRequest, "the server has none; name the one to ask"),
     ],
 )
 def test_servers_that_do_not_say_their_model(page: Any, kind: type[Exception], said: str) -> None:
