@@ -70,7 +70,7 @@ def test_chat_sends_the_conversation_and_prints_what_comes() -> None:
     assert talks == [["Be brief.", "Hi"], ["Be brief.", "Hi", first, "More"], ["Be brief.", "Hi"]]
     assert first == third != second
     assert seen.bodies[0]["seed"] == 3
-    assert "outpace" not in seen.bodies[0]
+    assert not seen.bodies[0].keys() & {"outpace", "max_tokens"}, "the rest of its context is the limit"
     assert said.stderr.count("4 tokens, ") == said.stderr.count("ended by stop") == 3
 
 
@@ -83,7 +83,9 @@ def test_chat_with_a_server_of_ours_says_what_speculation_did() -> None:
         return streamed(["Yes"], report=report) if body else Reply([pages[path]])
 
     with serving(answer) as seen:
-        said = run("chat", "--url", seen.url, "--method", "recycle", "--budget", "4", lines="Hi\n")
+        options = ["--method", "recycle", "--budget", "4", "--max-new-tokens", "9"]
+        said = run("chat", "--url", seen.url, *options, lines="Hi\n")
+    assert seen.bodies[0]["max_tokens"] == 9
     assert seen.bodies[0]["outpace"] == {"method": "recycle", "budget": 4, "report": True}
     assert "2.50 tokens per step, 6 of 7 prompt tokens reused, ended by stop" in said.stderr
 

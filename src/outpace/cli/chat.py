@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from outpace.cli.options import (
     ApiKey,
     aside,
     complain,
+    is_given,
     load,
     loading_options,
     model_of,
@@ -55,7 +56,8 @@ def chat(
         typer.Option(
             metavar="URL",
             help="Talk with an OpenAI-compatible server instead: the base of its API, as http://host:8000/v1. The "
-            "model is then the server's name for it, by default its only one.",
+            "model is then the server's name for it, by default its only one, and the server limits answers where no "
+            "--max-new-tokens is given.",
         ),
     ] = None,
     api_key: ApiKey = None,
@@ -65,8 +67,13 @@ def chat(
 ) -> None:
     """Talk with a model. Each line is a message, from a terminal or a pipe; earlier turns are not computed again."""
     if url is not None:
+        from outpace.endpoint.server import sampling_fields
+
         refuse_options(context, NOT_OF_SERVERS, f"a server answers, url={url!r}")
-        _chat_with_server(url, api_key, loading, params, system)
+        fields = sampling_fields(params)
+        if not is_given(context, "max_new_tokens"):
+            del fields["max_tokens"]  # more than the rest of its context is an error there
+        _chat_with_server(url, api_key, loading, fields, system)
         return
     model_of(loading, "--url")
     loaded = load(loading, 1)
@@ -115,11 +122,11 @@ def _answer(conversation: "Chat", text: str) -> None:
 
 
 def _chat_with_server(
-    url: str, api_key: str | None, loading: LoadSettings, params: SamplingParams, system: str | None
+    url: str, api_key: str | None, loading: LoadSettings, fields: dict[str, Any], system: str | None
 ) -> None:
     """Talk with a server."""
     from outpace.endpoint.client import Endpoint
-    from outpace.endpoint.server import RemoteChat, find_server
+    from outpace.endpoint.server import RemoteChat, find_server, speculation_fields
 
     method, budget = loading.method, loading.budget
     with Endpoint(url, api_key) as endpoint:
@@ -129,7 +136,9 @@ def _chat_with_server(
                 f"method={method!r}, budget={budget}: the server at {endpoint.url} is not outpace's and drafts as it "
                 "was started; leave them out"
             )
-        conversation = RemoteChat(endpoint, server, params, system, method, budget)
+        if server.is_outpace:
+            fields |= speculation_fields(method, budget)
+        conversation = RemoteChat(endpoint, server, fields, system)
         decides = f"method {method or server.default_method}" if server.is_outpace else "a server that is not outpace's"
         greeting = f"{server.model} at {endpoint.url}, {decides}"
         if "max_model_len" in server.facts:

@@ -1,6 +1,6 @@
 """A server's models and counters, request fields, and conversations with it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -43,7 +43,7 @@ def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
     facts = _json(endpoint.probe("outpace/info") if default else endpoint.probe("version", at_root=True))
     model = model or (facts.get("model") if default else None)  # one of ours has one model, which may have many names
     if model is None and len(models) != 1:
-        raise InvalidRequest(f"model: the server has {', '.join(models) or 'none'}; name one with --model")
+        raise InvalidRequest(f"model: the server has {', '.join(models) or 'none'}; name the one to ask")
     return Server(model or models[0], default, facts)
 
 
@@ -155,25 +155,20 @@ def speculation_fields(method: str | None, budget: int | None = None) -> dict[st
 
 
 class RemoteChat:
-    """A conversation with a server, as `outpace.Chat` with a local model. Method and budget are for our own servers.
+    """A conversation with a server, as `outpace.Chat` with a local model.
+
+    Args:
+        fields: of all requests, as of `sampling_fields` and, for our own servers, of `speculation_fields`.
+        system: a message that opens the conversation.
 
     Attributes:
         messages: the conversation so far, the system message included.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        server: Server,
-        params: SamplingParams,
-        system: str | None = None,
-        method: str | None = None,
-        budget: int | None = None,
+        self, endpoint: Endpoint, server: Server, fields: Mapping[str, Any], system: str | None = None
     ) -> None:
-        self._endpoint = endpoint
-        self._fields: dict[str, Any] = sampling_fields(params) | {"model": server.model}
-        if server.is_outpace:
-            self._fields |= speculation_fields(method, budget)
+        self._endpoint, self._fields = endpoint, {**fields, "model": server.model}
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._opening)
 
