@@ -26,6 +26,8 @@ def test_bad_options_are_told(tmp_path: Path) -> None:
         grammar_of("schema.json", "a", None)
     with pytest.raises(InvalidRequest, match=r"--grammar .*missing.*cannot be read"):
         grammar_of(None, None, str(tmp_path / "missing"))
+    with pytest.raises(InvalidRequest, match=r"--json-schema .*cannot be read"):
+        grammar_of("", None, None)  # as of a variable that is not set
     (tmp_path / "picture").write_bytes(b"\xff\xfe\x00\x9f")
     with pytest.raises(InvalidRequest, match=r"--json-schema .*cannot be read as text"):
         grammar_of(str(tmp_path / "picture"), None, None)

@@ -1,4 +1,4 @@
-"""The command line: generate, chat, serve, verify, bench, paper, doctor, tune, methods, convert, train, models."""
+"""The command line."""
 
 import sys
 import warnings
@@ -38,7 +38,7 @@ EXTRAS = {
 }
 
 # Commands import what they run when they run: --help must not wait for transformers.
-app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (
     generate,
     chat,
@@ -98,6 +98,9 @@ def main() -> None:
         app()
     except (OutpaceError, OSError) as error:  # such as a folder that cannot be written, or a full disk
         complain(error)
+        sys.exit(2)
+    except UnicodeDecodeError as error:
+        complain(f"the input is not text in {error.encoding}: {error}")
         sys.exit(2)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]

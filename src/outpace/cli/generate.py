@@ -75,7 +75,7 @@ def grammar_of(json_schema: str | None, regex: str | None, lark: str | None) -> 
         raise InvalidRequest(f"{' and '.join(named)}: give one of them")
     if regex is not None:
         return Grammar.regex(regex)
-    file = json_schema or lark
+    file = lark if json_schema is None else json_schema
     if file is None:
         return None
     try:

@@ -72,6 +72,11 @@ def paper(
     exhibits = chosen(read_exhibits(name), table or (), figure or ())
     folder = path_of(out) if out is not None else Path("runs/paper") / name
     named = dict(one.split("=", 1) for one in drafter or () if "=" in one)
+    known = {row.needs_drafter for exhibit in exhibits for row in exhibit.rows if row.needs_drafter}
+    if strange := sorted(set(named) - known):
+        raise InvalidRequest(f"drafter={strange[0]!r}: no row needs it; rows need {', '.join(sorted(known)) or 'none'}")
+    if list_ and as_json:
+        raise InvalidRequest("json: --list prints a table; leave out one of them")
     general = [one for one in drafter or () if "=" not in one]
     if len(general) > 1:
         raise InvalidRequest(f"drafter={general!r}: give one for all rows, others as NAME=PATH")

@@ -26,6 +26,7 @@ from outpace.cli.options import (
     note,
     progress_bar,
     quieten_transformers,
+    refuse_options,
 )
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
@@ -230,6 +231,7 @@ def transitions(
 
 
 def regenerate(
+    context: typer.Context,
     target: Target,
     prompts: Prompts,
     out: Annotated[str, typer.Option(help="Folder for the answers; an interrupted run resumes there.")],
@@ -258,6 +260,8 @@ def regenerate(
 
     if endpoint is not None and (method != "plain" or drafter is not None):
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
+    if endpoint is not None:
+        refuse_options(context, ("max_model_len", "device"), f"a server answers, endpoint={endpoint!r}")
     if endpoint is None and endpoint_model is not None:
         raise InvalidRequest(f"endpoint_model={endpoint_model!r}: there is no endpoint to ask for it; leave it out")
     if (features is None) != (taps is None) or (features is not None and (endpoint is not None or method != "plain")):

@@ -12,6 +12,7 @@ from outpace.cli.from_settings import from_settings, options
 from outpace.cli.options import AsJson, MaxTurns, console, load_for, loading_options, methods_option, progress_bar
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -52,6 +53,8 @@ def tune(
     from outpace.data.workload import read_workloads
     from outpace.methods.profile import profile_file, write_profile
 
+    if forget and as_json:
+        raise InvalidRequest("json: --forget measures nothing; leave out one of them")
     names = tuple(workload or ["builtin"])
     chosen = None if methods is None else split_methods(methods)
     items, model = spread(read_workloads(list(names), max_turns)), loading.model
