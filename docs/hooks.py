@@ -143,7 +143,7 @@ def _figures(*methods: str) -> str:
         if not line.startswith("|"):
             break
         rows[_split(line)[0].strip("`")] = _split(line)
-    about = "Tokens per step, then the speedup at K = 15, greedy. Conditions: [all methods](../results.md#all-methods)."
+    about = "Tokens per step, and draft passes per round. Conditions: [all methods](../results.md#all-methods)."
     return f"{_table(head, [rows[name] for name in methods])}\n\n{about}"
 
 
