@@ -61,7 +61,7 @@ def _race(console: Console, model: Model, item: WorkItem) -> int:
             speed = 1e3 / record["tpot_ms"] if record["tpot_ms"] else 0.0
             figures = f"{speed:6.1f} tokens/s, {record['tokens_per_step']:.2f} per step, {record['finding']['kind']}"
             console.print(f"{figures}: {record['method']}", highlight=False, markup=False)
-            records.append(record | {"group": record["group"] | {"number": number}})
+            records.append(record | {"index": number, "group": record["group"] | {"number": number}})
     summary = summarise(records, copied=())
     table(summary, "output against plain decoding").show(console.width)
     console.print(
