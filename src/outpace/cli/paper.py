@@ -1,7 +1,6 @@
 """`outpace bench paper`: the tables and figures of a paper, measured again, with a verdict for every claim."""
 
 import json
-from dataclasses import replace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -80,13 +79,13 @@ def paper(
     general = [one for one in drafter or () if "=" not in one]
     if len(general) > 1:
         raise InvalidRequest(f"drafter={general!r}: give one for all rows, others as NAME=PATH")
-    settings = LoadSettings(model=target, drafter=general[0] if general else None)
+    if general:
+        named[""] = general[0]
 
-    def loaded(slots: int, of_row: str | None) -> "Model":
+    def loaded(slots: int, path: str | None) -> "Model":
         from outpace.bench.paper.measure import drafting
 
-        own = settings if of_row is None else replace(settings, drafter=of_row)
-        return load_for(own, drafting(exhibits) if own.drafter else None, slots)
+        return load_for(LoadSettings(model=target, drafter=path), drafting(exhibits) if path else None, slots)
 
     folder.mkdir(parents=True, exist_ok=True)
     prompts = PromptSets(None if data is None else path_of(data))

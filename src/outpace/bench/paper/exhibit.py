@@ -22,6 +22,7 @@ PAPERS = {
 }
 """Titles."""
 PLAIN_ROW = "plain"
+TRAINING = "training"  # stands for the set of a run that has losses
 WITH_PROMPT = {"end_to_end_speedup", "speedup_of_rates", "end_to_end_rate", "ttft_ms"}
 Verdict = Literal[
     "holds", "holds on average", "does not hold", "undecided", "not testable here", "the paper contradicts itself"
@@ -334,6 +335,16 @@ class Exhibit(_Strict):
     def runs_of(self, is_quick: bool) -> list[ExhibitRun]:
         """The runs to measure them in."""
         return [run.shortened() for run in self.runs if run.in_quick] if is_quick else list(self.runs)
+
+    def cells_of(self, is_quick: bool) -> list[tuple[str, str, str]]:
+        """A run's label, a row's name and a set of all that is to be measured."""
+        return [
+            (run.label, row.name, of)
+            for run in self.runs_of(is_quick)
+            for row in self.rows_of(is_quick)
+            if row.missing is None and (not row.runs or run.label in row.runs)
+            for of in (run.sets if run.training is None else (TRAINING,))
+        ]
 
 
 def read_exhibits(paper: str) -> list[Exhibit]:

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from outpace.api import Model
-from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
+from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.paper.verdicts import Cells
@@ -151,7 +151,7 @@ class Suite:
 
     Attributes:
         load: the target, with so many slots and one drafter of the caller's, by path.
-        drafters: paths of drafters by the names that rows need.
+        drafters: paths of drafters by the names that rows need; of all others by "".
         train_on: prompts, FILE[:LIMIT], on which missing drafters are trained; None leaves their rows out.
         names: of methods, as records have them, by job and method.
         absent: why a method could not be measured, by job and method.
@@ -193,8 +193,17 @@ class Suite:
                     f"out={str(self.folder)!r}: its records were made with {name}={about[name]!r}, and this run has "
                     f"{wanted!r}; choose a new folder"
                 )
+        before = about.get("drafters", {})  # older folders have none, and no losses
+        for name, path in self.drafters.items():
+            if before.get(name, path) != path:
+                raise InvalidRequest(
+                    f"out={str(self.folder)!r}: its records were made with drafter {before[name]}, and this run has "
+                    f"{path}; choose a new folder"
+                )
+        self.drafters = before | self.drafters
         self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
-        self.others_at_most, self.losses = about["others_at_most"], about.get("losses", {})  # none in older folders
+        self.others_at_most, self.losses = about["others_at_most"], about.get("losses", {})
+        self.absent = about["absent"]
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
         """Measure what is not there yet, and read the losses of trainings.
@@ -211,10 +220,10 @@ class Suite:
                 self._leave_out(job, job.rows, f"no drafter: give --drafter {job.drafter}=PATH")
                 advance(job.tokens * len(self.prompts.of(job.of, job.run)), False)
                 continue
-            wanted = (job.slots, job.drafter)
+            wanted = (job.slots, self._drafter(job))
             if model is None or loaded_as != wanted:
                 model, loaded_as = None, wanted  # freed before the next is loaded
-                model = self.load(wanted[0], None if job.drafter is None else self.drafters[job.drafter])
+                model = self.load(*wanted)
             self._look_around()
             self._measure_job(model, job, advance)
             self._write_manifest(date)
@@ -243,8 +252,9 @@ class Suite:
             self.others_at_most = max(self.others_at_most, self.others_use())
             self._looked = perf_counter()
 
-    def _prompts_of(self, job: SetRun) -> int:
-        return len(self.prompts.of(job.of, job.run)) - job.run.warm
+    def _drafter(self, job: SetRun) -> str | None:
+        """The path of the drafter that a job's rows are given; None for those that ship."""
+        return self.drafters.get(job.drafter or "")
 
     def _identity(self) -> dict[str, Any]:
         """What all records of a folder share."""
@@ -252,7 +262,13 @@ class Suite:
 
     def _write_manifest(self, date: str) -> None:
         about = self._identity() | {"names": self.names, "absent": self.absent, "machine": self.machine}
-        about |= {"losses": self.losses, "load": self.load_before, "others_at_most": self.others_at_most, "date": date}
+        about |= {
+            "drafters": self.drafters,
+            "losses": self.losses,
+            "load": self.load_before,
+            "others_at_most": self.others_at_most,
+            "date": date,
+        }
         write_whole(self.folder / MANIFEST, json.dumps(about, indent=1).encode())
 
     def _leave_out(self, job: SetRun, methods: Iterable[str], reason: object) -> None:
@@ -260,7 +276,7 @@ class Suite:
 
     def _measure_job(self, model: Model, job: SetRun, advance: Callable[[int, bool], None]) -> None:
         usable = self._usable(model, job)
-        first = {asked: self._with_warm_file(own) for asked, own in usable.items() if "{reserved}" not in own}
+        first = {asked: self._with_warm_file(job, own) for asked, own in usable.items() if "{reserved}" not in own}
         self._measure(model, job, first, advance)
         if later := [asked for asked, own in usable.items() if "{reserved}" in own]:
             self._measure(model, job, self._reserved(job, later), lambda tokens, is_new: None)
@@ -272,8 +288,9 @@ class Suite:
             reason: object = row.missing
             for own in [] if row.missing is not None else [method, *([row.stand_in] if row.stand_in else [])]:
                 try:
-                    model.proposer(self._with_warm_file(own.replace("{reserved}", "0.5")))
+                    model.proposer(self._with_warm_file(job, own.replace("{reserved}", "0.5")))
                     found[method] = own
+                    self.absent.pop(f"{job.key} {method}", None)
                     break
                 except OutpaceError as error:
                     reason = reason or error
@@ -289,18 +306,19 @@ class Suite:
             rows = [(exhibit, row) for exhibit in exhibits for row in exhibit.rows_of(self.is_quick)]
             self.drafters |= train_missing(rows, self.target, self.train_on, self.folder / "drafters", self.drafters)
 
-    def _with_warm_file(self, method: str) -> str:
+    def _with_warm_file(self, job: SetRun, method: str) -> str:
         """A method with the file of a warm-up at its budget in place of {warm}, made where it is not there yet."""
         asked = _WARM.search(method)
         if asked is None:
             return method
         rounds, budget = int(asked[1] or WARM_ROUNDS), re.search(r"budget=(\d+)", method)
-        number = int(budget[1]) if budget else WARM_BUDGET
-        file = self.folder / f"warm-{rounds}-{number}.safetensors"
+        number, drafter = int(budget[1]) if budget else WARM_BUDGET, self._drafter(job)
+        of = "" if drafter is None else f"-{_digest(drafter)}"  # gates are of one drafter
+        file = self.folder / f"warm-{rounds}-{number}{of}.safetensors"
         if not file.exists():
             workload = self.prompts.to_warm(rounds, self.folder / f"warm-{rounds}.jsonl")
             own = ["--method", "graft:vocabulary=all", "--budget", str(number), "-w", workload, "--out", str(file)]
-            run_outpace("warmup", self.target, *own)
+            run_outpace("warmup", self.target, *own, *([] if drafter is None else ["--drafter", drafter]))
         return _WARM.sub(str(file), method)
 
     def _reserved(self, job: SetRun, methods: Iterable[str]) -> dict[str, str]:
@@ -313,7 +331,7 @@ class Suite:
                 self._leave_out(job, [method], f"{job.rows[method].after} was not measured")
                 continue
             share = own.own["retrieved"].sum() / max(own.own["drafted"].sum(), 1.0)
-            found[method] = self._with_warm_file(method.replace("{reserved}", f"{share:.2f}"))
+            found[method] = self._with_warm_file(job, method.replace("{reserved}", f"{share:.2f}"))
         return found
 
     def _measure(
@@ -323,7 +341,8 @@ class Suite:
         run, items = job.run, self.prompts.of(job.of, job.run)
         ready = {asked: as_settled(model, [method])[0] for asked, method in methods.items()}
         self.names |= {f"{job.key} {asked}": settled for asked, settled in ready.items()}
-        done = {one for records in _folders(self.folder, job.key) for one in _methods(records, self._prompts_of(job))}
+        prompts = len(items) - run.warm
+        done = {one for records in _folders(self.folder, job.key) for one in _methods(records, prompts)}
         wanted = tuple(dict.fromkeys(one for one in ready.values() if one not in {PLAIN, *done}))
         if not wanted and done:
             advance(job.tokens * len(items), False)
@@ -372,7 +391,8 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
     Raises:
         InvalidRequest: records that do not say what their method started with.
     """
-    found, first = {}, job.run.tokens if job.run.first_of is not None else None
+    found: dict[str, Measured] = {}
+    first = job.run.tokens if job.run.first_of is not None else None
     asked: dict[str, list[str]] = {}
     for method in job.rows:
         asked.setdefault(names.get(f"{job.key} {method}", method), []).append(method)
@@ -384,7 +404,8 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
         for settled, own in by_method.items():
             if len(own) == len(plain):  # else stopped within a prompt
                 for method in {*asked.get(settled, ()), *([PLAIN] if settled == PLAIN else [])}:
-                    found[method] = measured(own, plain, first)
+                    if method not in found or len(own) > found[method].of:  # else of a run that was stopped
+                        found[method] = measured(own, plain, first)
     return found
 
 
@@ -403,7 +424,7 @@ def cells_of(
     for run, drafter in product(exhibit.runs_of(is_quick), dict.fromkeys(row.needs_drafter for row in rows)):
         own = [row for row in rows if row.needs_drafter == drafter and (not row.runs or run.label in row.runs)]
         if run.training is not None and drafter in losses:
-            cells |= {(run.label, row.name, "training"): trained(losses[drafter], run.training) for row in own}
+            cells |= {(run.label, row.name, TRAINING): trained(losses[drafter], run.training) for row in own}
         for of in run.sets:
             job = SetRun(run, of, drafter, {row.method: row for row in own})
             found = read_cells(folder, job, names)

@@ -55,9 +55,8 @@ class Measured:
         return METRICS[name].of(sums(self.own), sums(self.plain))
 
     def deviation(self, name: str) -> float:
-        """Standard deviation of a metric over prompts, as DynaTree's tables have it; 0 of one prompt."""
-        each = self.metric(name, np.arange(len(self.own["steps"]))[:, None])
-        return float(each.std(ddof=1)) if len(each) > 1 else 0.0
+        """Standard deviation of a metric over several prompts, as DynaTree's tables have it."""
+        return float(self.metric(name, np.arange(len(self.own["steps"]))[:, None]).std(ddof=1))
 
     @property
     def starts_with(self) -> str:
@@ -128,7 +127,8 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
         cells |= {"ttft_ms": sum(record["ttft_ms"] for record in own)}
-        cells |= {"tpot_ms": sum(record["tpot_ms"] or 0.0 for record in own)}
+        times = [record["tpot_ms"] for record in own if record.get("tpot_ms") is not None]
+        cells |= {"tpot_ms": sum(times), "timed": len(times)}  # answers of one token have no time per token
         cells |= {"per_step": sum(record["tokens_per_step"] for record in own)}
         cells |= {"rate": sum(1e3 * record["new_tokens"] / record["end_to_end_ms"] for record in own)}
         for name, value in cells.items():
@@ -196,7 +196,7 @@ METRICS: dict[str, Metric] = {
     "steps": Metric("rounds per request", _ratio("steps", "requests"), 1, fewer_is_better=True),
     "drafted_per_step": Metric("drafted per step", _ratio("drafted", "steps"), 1),
     "ttft_ms": Metric("TTFT", _ratio("ttft_ms", "requests"), 1, " ms", True),
-    "tpot_ms": Metric("TPOT", _ratio("tpot_ms", "requests"), 2, " ms", True),
+    "tpot_ms": Metric("TPOT", _ratio("tpot_ms", "timed"), 2, " ms", True),
     **{
         phase: Metric(phase.replace("_ms", ", ms of a round"), _ratio(phase, "steps"), 2, "", True)
         for phase in (*PHASES, *DRAFT_MS)

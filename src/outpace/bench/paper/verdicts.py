@@ -1,6 +1,6 @@
 """Whether a claim holds: paired comparisons over prompts, with 95 % bootstrap intervals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -168,12 +168,16 @@ def judge(
     comparison: CellComparison,
     checks: Mapping[str, Callable[[], tuple[bool, str]]],
     absent: Mapping[str, str],
+    planned: Collection[Cell] = (),
+    due: Collection[Cell] = (),
 ) -> ClaimFinding:
-    """A claim's verdict.
+    """A claim's verdict. What is due and not measured leaves it undecided unless the rest contradicts it.
 
     Args:
         checks: what is counted rather than measured.
         absent: rows that could not be measured, with the reason.
+        planned: all cells of a full run, of which those that were not measured are named.
+        due: those of this run, quick or full.
     """
 
     def found(
@@ -203,9 +207,31 @@ def judge(
             return found("not testable here", why=f"{row}: {absent[row]}")
     if not sides:
         return found("not testable here", why=_unmeasured(claim, labels, comparison))
-    worst = min(verdicts, key=lambda one: _WORST.index(one[0]))
-    few = worst[0] == "undecided" and not all(_decides(one.units) for one in sides)
-    return found(worst[0], numbers, prompts, worst[2], TOO_FEW if few else "")
+    if lacking := _lacking(claim, planned, comparison.cells):
+        numbers += f"; without {', '.join(lacking)}"
+    verdict = min((one[0] for one in verdicts), key=_WORST.index)
+    if verdict in ("holds", "holds on average") and _lacking(claim, due, comparison.cells):
+        return found("undecided", numbers, prompts, why="Not all of it is measured yet.")
+    few = verdict == "undecided" and not all(_decides(one.units) for one in sides)
+    needed = [one[2] for one in verdicts if one[0] == "undecided" and one[2] is not None]
+    return found(verdict, numbers, prompts, max(needed, default=None), TOO_FEW if few else "")
+
+
+def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]:
+    """Cells that a claim compares and that were not measured: whole rows, whole runs, or single ones, by name."""
+    own = [
+        (label, row, of)
+        for label, row, of in planned
+        if row in claim.named_rows and label in (claim.runs or (label,)) and of in (claim.sets or (of,))
+    ]
+    gone = [cell for cell in own if cell not in cells]
+    rows, labels = {cell[1] for cell in own if cell in cells}, {cell[0] for cell in own if cell in cells}
+    return list(
+        dict.fromkeys(
+            row if row not in rows else label if label not in labels else f"{row} on {of} ({label})"
+            for label, row, of in gone
+        )
+    )
 
 
 def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str:
@@ -246,10 +272,15 @@ class _Sides:
         if claim.over is None:
             return own
         base = self.comparison.metric(claim.metric, label, claim.over, sets)
-        return {of: own[of] / np.maximum(base[of], 1e-9) for of in own if of in base}
+        paired = [of for of in own if of in base and self._are_paired(label, row, claim.over, of)]
+        return {of: own[of] / np.maximum(base[of], 1e-9) for of in paired}
 
     def _units(self, label: str, row: str, of: str) -> int:
         return self.comparison.units(label, row, (of,))[0]
+
+    def _are_paired(self, label: str, first: str, second: str, of: str) -> bool:
+        """Whether two rows have as many prompts of a set; not where one was stopped."""
+        return self._units(label, first, of) == self._units(label, second, of)
 
     def _form(self, value: float) -> str:
         return f"{value:.2f}" if self.claim.over is not None else self.metric.printed(value)
@@ -259,7 +290,7 @@ class _Sides:
         both: dict[str, list[tuple[Numbers, Numbers]]] = {}
         for label in self.labels:
             one, other = self._values(label, first), self._values(label, second)
-            for of in (name for name in one if name in other and len(one[name]) == len(other[name])):
+            for of in (name for name in one if name in other and self._are_paired(label, first, second, name)):
                 both.setdefault(label, []).append((one[of], other[of]))
                 self._add(side, self.sign * (one[of] - other[of]), label, of, self._units(label, first, of))
         if both:

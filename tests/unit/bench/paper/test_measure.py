@@ -11,6 +11,7 @@ import pytest
 
 import outpace
 from outpace.api import Model
+from outpace.bench.paper import measure
 from outpace.bench.paper.exhibit import Exhibit
 from outpace.bench.paper.measure import MANIFEST, PromptSets, SetRun, Suite, jobs_of
 from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
@@ -89,6 +90,53 @@ def test_a_run_that_ended_at_once_has_a_report(suite: Callable[[], Suite]) -> No
     records.write_text('{"method"')
     (found,) = write_report("graft", [exhibit()], [RecordFolder.read(own.folder)], own.folder)
     assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 3, "TR": 3, "PLD": 3}
+
+
+def test_complete_records_stand_before_those_of_a_stopped_run(suite: Callable[[], Suite]) -> None:
+    """Guards against a few prompts of a run that was stopped, in the place of all that a later one measured."""
+    own = suite()
+    shown(own, exhibit())
+    for records in own.folder.glob("records/*/*/records.jsonl"):
+        lines = records.read_text().splitlines(keepends=True)
+        for name in ("0", "z"):  # read before and after
+            (records.parent.parent / name).mkdir()
+            (records.parent.parent / name / records.name).write_text("".join(lines[:3]))
+    (found,) = write_report("graft", [exhibit()], [RecordFolder.read(own.folder)], own.folder)
+    assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 6, "TR": 6, "PLD": 6}
+
+
+def test_reasons_and_drafters_are_kept(suite: Callable[[], Suite], tmp_path: Path) -> None:
+    """Guards against a row that a second call forgets is absent, and records of one drafter shown as another's."""
+    row = {"name": "Medusa", "method": "medusa:budget=7"}
+    given = exhibit(rows=[*ROWS, row], claims=[{"id": "G1", "text": "x", "order": ("Medusa", "TR")}])
+    own = suite()
+    own.drafters = {"": "first"}
+    shown(own, given)
+    again = suite()
+    again.resume()
+    assert again.drafters == {"": "first"}
+    shown(again, exhibit("table 2"))
+    (found,) = write_report("graft", [given], [RecordFolder.read(own.folder)], own.folder)
+    assert found.findings[0].why.startswith("Medusa: ")
+    other = suite()
+    other.drafters = {"": "second"}
+    with pytest.raises(InvalidRequest, match="records were made with drafter first, and this run has second"):
+        other.resume()
+
+
+def test_a_warm_up_is_of_the_rows_drafter(suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against gates of the drafter that ships, which another drafter's rows refuse."""
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(measure, "run_outpace", lambda *arguments: asked.append(arguments))
+    own = suite()
+    (job, *_) = jobs_of([exhibit()], False)
+    names = []
+    for path in (None, "a", "b"):
+        own.drafters = {} if path is None else {"": path}
+        names.append(own._with_warm_file(job, "graft:budget=9,warm={warm}"))
+    assert len(set(names)) == 3
+    assert [arguments[-2:] for arguments in asked[1:]] == [("--drafter", "a"), ("--drafter", "b")]
+    assert "--drafter" not in asked[0]
 
 
 def test_a_run_of_before_losses_goes_on(suite: Callable[[], Suite]) -> None:

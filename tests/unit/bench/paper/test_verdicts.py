@@ -140,6 +140,40 @@ def test_a_row_that_is_absent_is_named() -> None:
     assert judge(claim, RUNS, CellComparison(cells), {}, {}).verdict == "not testable here"
 
 
+def test_what_is_due_and_not_measured_leaves_a_claim_open() -> None:
+    """Guards against a claim about every row, run and set that holds on the few that a stopped or quick run has."""
+    claim = Claim(id="X", text="x", metric="tokens_per_step", rows=("slow", "other"), over="fast", at_most=1.0)
+    cells = {("cold", row, of): cell(steps * 2) for row, steps in (("fast", FAST), ("slow", SLOW)) for of in "ab"}
+    del cells["cold", "slow", "b"]
+    planned = [(run, row, of) for run in ("cold", "warm") for row in ("fast", "slow", "other") for of in "ab"]
+
+    def found(due: list[tuple[str, str, str]]) -> ClaimFinding:
+        return judge(claim, RUNS, CellComparison(cells), {}, {}, planned, due)
+
+    assert found(list(cells)).verdict == "holds"
+    assert found(list(cells)).numbers.endswith("; without slow on b (cold), other, warm")
+    assert (found(planned).verdict, found(planned).why) == ("undecided", "Not all of it is measured yet.")
+    against = judge(claim.model_copy(update={"at_most": 0.1}), RUNS, CellComparison(cells), {}, {}, planned, planned)
+    assert against.verdict == "does not hold"
+
+
+def test_rows_of_unlike_many_prompts_are_not_compared() -> None:
+    """Guards against prompts that are paired with others, where a run was stopped in the second of two rows."""
+    found = verdict({"order": ("fast", "slow")}, fast=[FAST, FAST], slow=[SLOW, SLOW[:2]])
+    assert (found.verdict, found.prompts) == ("undecided", 5)
+    found = verdict({"rows": ("fast",), "over": "slow", "at_least": 1.2}, fast=[FAST], slow=[SLOW[:3]])
+    assert found.verdict == "not testable here"
+
+
+def test_the_prompts_needed_are_those_of_the_comparison_that_needs_most() -> None:
+    """Guards against a number of prompts that decides the first of two comparisons alone."""
+    rows = {"a": [[30.0, 31, 29, 30, 31]] * 2, "b": [SLOW] * 2, "c": [[20.0, 44, 22, 43, 30]] * 2}
+    first, second = (verdict({"order": pair}, **rows).more_prompts for pair in (("a", "b"), ("b", "c")))
+    assert first is not None
+    assert second is not None
+    assert first < second == verdict({"order": ("a", "b", "c")}, **rows).more_prompts
+
+
 def test_the_first_tokens_of_an_answer() -> None:
     """Guards against rounds after the last token that counts, and one that counts whole where it ends within."""
     rounds = [[3, 4, 10.0], [1, 0, 18.0], [4, 4, 30.0], [2, 4, 40.0]]
