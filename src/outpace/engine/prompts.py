@@ -6,9 +6,10 @@ import torch
 
 from outpace.core.protocols import NO_TOKEN, Chunk, ChunkOutput, NodeOutputs, PromptChunk, Verdict
 from outpace.core.tree import Topology
-from outpace.engine.session import Gain, Session, by_proposer
+from outpace.engine.session import Gain, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.kernels.draw import draw_natively, draws_natively
+from outpace.lib.places import places_of
 from outpace.sampling.draw import BatchDraw, FastDraw
 
 FAST_DRAW = FastDraw(draws_natively, draw_natively)
@@ -71,7 +72,7 @@ class Prompts:
     def take(self, outputs: Sequence[ChunkOutput]) -> None:
         """Show proposers the chunks that were written. A prompt that is complete gains its first token."""
         sessions = [gain.session for gain in self._gains]
-        for proposer, members in by_proposer(sessions).items():
+        for proposer, members in places_of(session.proposer for session in sessions).items():
             states = [sessions[index].state for index in members]
             seen = []
             for index in members:

@@ -23,8 +23,9 @@ from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar
 from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.prompts import FAST_DRAW, Prompts
-from outpace.engine.session import Gain, Session, by_proposer
+from outpace.engine.session import Gain, Session
 from outpace.engine.sound import keep_sound, logprobs
+from outpace.lib.places import places_of
 from outpace.sampling.draw import BatchDraw, RejectionDraw, match, rejection
 
 
@@ -143,7 +144,7 @@ def write_prompts(target: Target, prompts: Prompts, pricing: Pricing | None = No
 def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
     """One tree per session; each proposer is called once for all its sessions."""
     trees: dict[int, DraftTree] = {}
-    for proposer, members in by_proposer(sessions).items():
+    for proposer, members in places_of(session.proposer for session in sessions).items():
         requests = []
         for index in members:
             session = sessions[index]
@@ -196,7 +197,7 @@ def observe(
     verdicts: dict[int, Verdict],
 ) -> None:
     """Let each proposer observe its verified trees."""
-    for proposer, members in by_proposer(sessions).items():
+    for proposer, members in places_of(session.proposer for session in sessions).items():
         sound = [index for index in members if index in verdicts]
         if sound:
             observations = [

@@ -341,11 +341,3 @@ class Gain:
         if self.stop is not None:
             session.stop_reason = self.stop.stop_reason
             session.finish_reason = reason  # last: threads that wait for the end may then read everything
-
-
-def by_proposer(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
-    """Indices of the sessions that share a proposer."""
-    groups: dict[Proposer, list[int]] = {}
-    for index, session in enumerate(sessions):
-        groups.setdefault(session.proposer, []).append(index)
-    return groups

@@ -41,6 +41,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.lib.checks import check_flags, shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.places import places_of
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodSpec, build_proposer, parse_method
 from outpace.methods.defaults import settled
@@ -169,11 +170,8 @@ class CustomGenerate:
 
         `num_return_sequences` arrives as repeated rows. Rows of their own request would share their noise.
         """
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for row, prompt in enumerate(prompts):
-            groups.setdefault(tuple(prompt), []).append(row)
         requests = []
-        for members in groups.values():
+        for members in places_of(map(tuple, prompts)).values():
             seed = self.seed
             if seed is None:
                 seed = int(torch.randint(MAX_SEED, ())) if options["temperature"] else 0

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.events import TokenLogprob
-from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream, Verdict
 from outpace.core.tree import DraftTree, Topology
+from outpace.lib.places import places_of
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import history_of, warp
 
@@ -26,10 +26,7 @@ def draw_keyed(
         paths: per row the tokens between node 0 and that position; read for rows with `has_processors`, which need it.
     """
     drawn = [0] * len(rows)
-    by_params: dict[SamplingParams, list[int]] = {}
-    for row, stream in enumerate(streams):
-        by_params.setdefault(stream.params, []).append(row)
-    for params, members in by_params.items():
+    for params, members in places_of(stream.params for stream in streams).items():
         histories = None
         if params.has_processors and paths is not None:
             for row in members:

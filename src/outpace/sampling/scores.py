@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
+from outpace.lib.places import places_of
 from outpace.sampling.noise import Purpose, gumbel, noise_key
 from outpace.sampling.warp import history_of, process, warp
 
@@ -65,9 +65,7 @@ def keyed_scores(
     Returns:
         [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
     """
-    by_params: dict[SamplingParams, list[int]] = {}
-    for row, stream in enumerate(streams):
-        by_params.setdefault(stream.params, []).append(row)
+    by_params = places_of(stream.params for stream in streams)
     if len(by_params) == 1:
         return _scores_alike(logits, streams, depths, noise, paths, pool)
     scores = torch.empty_like(logits)

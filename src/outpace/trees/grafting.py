@@ -18,9 +18,10 @@ from outpace.core.protocols import DraftRequest, Needs, Proposer, Stateless, pro
 from outpace.core.timing import MERGE, REBUILD, RETRIEVE
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.backend import SideStream
+from outpace.lib.places import places_of
 from outpace.trees.proposer import Nested
 from outpace.trees.retrieval.suffix import TextMatch
-from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix, by_matrix
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 
 
 class MatrixRetriever(MatrixLearner):
@@ -41,7 +42,7 @@ class MatrixRetriever(MatrixLearner):
         roots = torch.stack([path[-1] for path in paths])  # [R]
         before, roots = before.to(self._order.device), roots.to(self._order.device)
         found: dict[int, Tensor] = {}
-        for matrix, members in by_matrix(states).items():
+        for matrix, members in places_of(states).items():
             found |= zip(members, self._read(matrix, before[members], roots[members]), strict=True)
         return [Retrieved(found[index], self._topology) for index in range(len(states))]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import Needs, Observation, PromptChunk, Stateless
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.places import places_of
 
 SUCCESSORS = 8
 PLACES = 2**17
@@ -263,17 +264,9 @@ class TokenRecycling(MatrixLearner, BaseSource):
         return Candidates(torch.cat(rows)[:, :width])
 
 
-def by_matrix(states: Sequence[TransitionMatrix]) -> dict[TransitionMatrix, list[int]]:
-    """Indices of the requests that share a matrix."""
-    groups: dict[TransitionMatrix, list[int]] = {}
-    for index, state in enumerate(states):
-        groups.setdefault(state, []).append(index)
-    return groups
-
-
 def _update(
     states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids: Sequence[Tensor], before: Sequence[Tensor]
 ) -> None:
     """One update per matrix, in the order of requests."""
-    for matrix, members in by_matrix(states).items():
+    for matrix, members in places_of(states).items():
         matrix.update(*(torch.cat([part[index] for index in members]) for part in (tokens, top_ids, before)))
