@@ -92,8 +92,8 @@ class OutpaceOptions(MatrixOptions, Options):
                 raise ValueError(idle_option(self, name, "draft=none", "choose a draft"))
         if self.draft == "lattice" and "beam" in self.model_fields_set:
             raise ValueError(idle_option(self, "beam", "draft=lattice, which grows best-first", "leave it out"))
-        if self.priced and "skip_draft_above" in self.model_fields_set:
-            raise ValueError(idle_option(self, "skip_draft_above", "priced=true", "leave it out"))
+        if self.is_priced and "skip_draft_above" in self.model_fields_set:
+            raise ValueError(idle_option(self, "skip_draft_above", "prices, which decide it", "give a budget"))
         idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
         for name in self.model_fields_set.intersection(idle):
             raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
