@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=700)
     wanted = parser.parse_args()
     items = [json.loads(line) for line in Path(wanted.workload).read_text(encoding="utf-8").splitlines()]
-    items = items if wanted.limit is None else items[:: max(1, len(items) // wanted.limit)]
+    items = items if wanted.limit is None else items[:: max(1, len(items) // wanted.limit)][: wanted.limit]
     model = outpace.load(wanted.model, dtype=wanted.dtype)
     options = {"max_new_tokens": wanted.max_new_tokens, "temperature": wanted.temperature, "seed": 1}
     measure(model, items, wanted.methods.split(","), options)

@@ -5,7 +5,7 @@
 One server of ours, which decodes plainly and by its default method, and one of llama.cpp's for each kind of `--spec`.
 All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends; `--shares`
 are rates of random arrivals, over the requests per second of llama.cpp's first kind at the last level. Each load has
-prompts of its own. `equal` is the share of answers that are the same server's plain ones.
+prompts of its own as long as there are any. `equal` is the share of answers that are the same server's plain ones.
 
 Writes summary.json and serving.svg (needs `outpace[plots]`), and prints a table.
 """
@@ -92,7 +92,8 @@ def compare(rows: list[Row]) -> None:
 
 
 def loads(options: argparse.Namespace) -> list[Row]:
-    """Each with prompts of its own: at least eight, or as many as are in flight."""
+    """Each with at least eight prompts, or as many as are in flight: its own, until those of the workloads have all
+    been used."""
     items = list(read_workloads(options.workload, 1))
     random.Random(7).shuffle(items)
     found = []

@@ -28,14 +28,13 @@ import httpx
 
 from outpace.bench.endpoint import Asked, under_load
 from outpace.bench.environment import client_environment
-from outpace.bench.runner import split_methods
+from outpace.bench.runner import PLAIN, split_methods
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workloads
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import sampling_fields, speculation_counts
 
 STARTING_S, ENDING_S = 600.0, 30.0
-PLAIN = "plain"
 
 
 class VllmServer:

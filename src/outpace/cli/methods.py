@@ -1,14 +1,11 @@
 """`outpace methods`: the methods, what they need, and their options."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from outpace.lib.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 
 def methods(
@@ -21,7 +18,7 @@ def methods(
 
     from outpace.bench.sheet import UNLIMITED, Column, Sheet
     from outpace.drafters.model_options import ModelOptions
-    from outpace.drafters.options import written
+    from outpace.drafters.options import described, written
     from outpace.methods.catalog import method_named, option_kinds, presets_of
     from outpace.methods.catalog import methods as known
 
@@ -48,7 +45,11 @@ def methods(
         if shape not in taken:
             known_shapes = f"choose one of {', '.join(taken)}" if taken else f"{name} has no shapes to choose from"
             raise InvalidRequest(f"shape={shape}: {known_shapes}")
-    options = [row for kind in option_kinds(method.options, shape) for row in _described(kind)]
+    options = [
+        dict(zip(("name", "type", "default", "meaning"), row, strict=True))
+        for kind in option_kinds(method.options, shape)
+        for row in described(kind)
+    ]
     if as_json:
         about = {"name": name, "needs": method.needs, "summary": method.summary}
         print(json.dumps({**about, "options": options, "presets": presets_of(name)}))
@@ -64,9 +65,3 @@ def methods(
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
         console.print(f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE")
-
-
-def _described(kind: "type[BaseModel]") -> list[dict[str, Any]]:
-    from outpace.drafters.options import described
-
-    return [dict(zip(("name", "type", "default", "meaning"), row, strict=True)) for row in described(kind)]
