@@ -114,6 +114,15 @@ def test_going_on_and_refusing(target: Path, prompts: Path, tmp_path: Path) -> N
     )
     with pytest.raises(InvalidRequest, match=r"settings\.training\.seed=0, and this one has 7"):
         run("medusa", target, prompts, tmp_path / "run", "training.seed=7")
+    with pytest.raises(InvalidRequest, match=r"settings\.training\.max_steps=4, and this one has 6"):
+        run("medusa", target, prompts, tmp_path / "run", "training.max_steps=6")
+    open_ended = "training.schedule=wsd"
+    run("medusa", target, prompts, tmp_path / "wsd", open_ended)
+    log = tmp_path / "wsd" / "log.jsonl"
+    before = log.read_text()
+    run("medusa", target, prompts, tmp_path / "wsd", open_ended, "training.max_steps=6")
+    assert log.read_text().startswith(before)
+    assert '"step": 6' in log.read_text().removeprefix(before)
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("Say 0", "Tell 0"))
     with pytest.raises(InvalidRequest, match=r"prompts\.sha256="):

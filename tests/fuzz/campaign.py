@@ -1,10 +1,9 @@
 """What fuzzers share: how many cases, and what became of them.
 
-Cases follow from their seed and number alone. `make test` tries a few, `make test-more` more, and a campaign as many
-times as many: OUTPACE_FUZZ_FACTOR=10 pytest tests/fuzz -m thorough -s
+Cases follow from their seed and number alone. `make test` tries a few, and a campaign as many times as many as it
+says: OUTPACE_FUZZ_FACTOR=10 pytest tests/fuzz -s
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 import pytest
 
 from outpace.lib.errors import OutpaceError
-
-FACTOR = "OUTPACE_FUZZ_FACTOR"
+from tests.fuzz.mutation import factor
 
 
 def counts(quick: int, thorough: int) -> pytest.MarkDecorator:
     """The parameter `cases` of a fuzzer; of the thorough one times the factor that the environment says."""
-    many = thorough * int(os.environ.get(FACTOR, "1"))
+    many = thorough * factor()
     return pytest.mark.parametrize(
         "cases", [pytest.param(quick, id="quick"), pytest.param(many, id="many", marks=pytest.mark.slow)]
     )

@@ -71,18 +71,21 @@ def test_refused_by_name(model: PreTrainedModel, options: dict[str, Any], compla
     assert complaint == "." or isinstance(error.value, InvalidRequest)
 
 
-def test_penalties_are_applied_or_refused(model: PreTrainedModel) -> None:
-    """Guards against a penalty of the configuration that nobody applies: refused, or equal to stock `generate`."""
-    for options in ({"repetition_penalty": 1.4}, {"min_new_tokens": 20, "eos_token_id": 7}, {"bad_words_ids": [[9]]}):
-        inputs, ours, refusal = padded((8,)), None, ""
-        try:
-            ours = generate(model, inputs, "recycle", **options)
-        except InvalidRequest as error:
-            refusal = str(error)
-        if ours is None:
-            assert next(iter(options)) in refusal
-        else:
-            assert torch.equal(ours, generate(model, inputs, **options))
+def test_options_that_change_the_answer_change_ours_alike(model: PreTrainedModel) -> None:
+    """Guards against an option that nobody applies, or that counts the prompt's tokens as the answer's."""
+    inputs = padded((8,))
+    said = int(generate(model, inputs)[0, 10])
+    ends: dict[str, Any] = {"eos_token_id": said}
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"repetition_penalty": 1.4}, {}),
+        ({"min_new_tokens": 20, **ends}, ends),
+        ({"min_length": 20, **ends}, ends),
+        ({"bad_words_ids": [[said]]}, {}),
+    ]
+    for options, without in cases:
+        ours = generate(model, inputs, "recycle", **options)
+        assert torch.equal(ours, generate(model, inputs, **options)), options
+        assert not torch.equal(ours, generate(model, inputs, **without)), options
 
 
 def test_attention_that_differs_from_the_trained_one_is_refused() -> None:

@@ -83,6 +83,13 @@ def test_keys(model: Model) -> None:
                 assert client.models.list().data[0].id == NAME
 
 
+@pytest.mark.parametrize(("key", "said"), [(" ", "an empty key"), ("ключ", "other than ASCII")])
+def test_keys_that_guard_nothing_or_that_nobody_can_send(key: str, said: str) -> None:
+    """Guards against a server that an empty variable opens to everybody, and one that answers to no client."""
+    with pytest.raises(InvalidRequest, match=said):
+        ServeSettings((NAME,), api_keys=(key,))
+
+
 def test_answers_name_the_first_of_several_names(model: Model) -> None:
     """Guards against answers that name what was asked for, which --help and vLLM do otherwise."""
     with serving(model, names=("first", "second")) as one:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NodeOutputs, Stream
-from outpace.core.tree import DraftTree
+from outpace.core.protocols import Stream
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.sampling.draw import RejectionDraw, draw_keyed, rejection
+from outpace.sampling.draw import draw_keyed
 from outpace.sampling.scores import keyed_scores
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
@@ -95,28 +94,6 @@ def test_agreement_of_two_laws_is_the_known_one(pair: str, vocab: int) -> None:
     assert (1 - distance) / (1 + distance) - 1e-12 <= keyed <= 1 - distance + 1e-12
     deviation = math.sqrt(keyed * (1 - keyed) / POSITIONS)
     assert keyed - float((p * q).sum()) > 10 * deviation, "draws that share nothing would pass too"
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_rejection_accepts_a_sampled_draft_as_often_as_can_be(pair: str) -> None:
-    """Guards against a rejection rule that is exact in distribution and wastes drafts: one draft drawn from q is
-    accepted with probability 1 - TV, which keyed drafting comes near and cannot pass.
-
-    3000 draws, by chi-square; false alarm: 1e-6 per case.
-    """
-    logits = PAIRS[pair](16)
-    p, q = distributions(logits)
-    expected, draws = 1 - variation(p, q), 3000
-    generator = torch.Generator().manual_seed(8)
-    accepted = 0
-    for sample in range(draws):
-        tokens = torch.cat([torch.tensor([0]), q.multinomial(1, generator=generator)])
-        tree = DraftTree.chain(tokens, {0: q})
-        outputs = NodeOutputs(logits[:1], torch.tensor([[0]]), logits[:1, :1])
-        primitives = RejectionDraw(outputs, tree.topology, tokens.tolist(), Stream(SAMPLED, 5, sample, [0]))
-        verdict = rejection(tree, tokens.tolist(), lambda node: p, primitives.categorical, primitives.bernoulli)
-        accepted += verdict.accepted_drafts
-    assert chi_square_p([accepted, draws - accepted], [expected, 1 - expected]) > 1e-6
 
 
 @pytest.mark.parametrize("error", [0.1, 0.5, 1.0])
