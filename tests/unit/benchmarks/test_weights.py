@@ -14,7 +14,7 @@ from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
 from outpace.models.draft import write_bare
-from outpace.models.export import export, export_draft
+from outpace.models.export import READY, export, export_draft
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target, load_vocabulary_facts
 from tests.unit.models.tiny import save_tiny_model
@@ -118,3 +118,9 @@ def test_a_draft_model_without_an_embedding_gets_the_targets(is_tied: bool, tmp_
     assert torch.equal(head, embedding) == is_tied
     assert len(model.model.layers) == 1
     assert not (json.loads((made / "config.json").read_text()).keys() & {"outpace_embedding", "outpace_vocabulary"})
+    weights = {name: tensor + 1 for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors")
+    ready = json.loads((folder / READY).read_text())
+    (folder / READY).write_text(json.dumps(ready | {"changed": "later"}))
+    again = load_file(export_draft(str(tmp_path / "bare"), folder, tmp_path / "made") / "model.safetensors")
+    assert torch.equal(again["model.embed_tokens.weight"], weights["model.embed_tokens.weight"]), "the target changed"
