@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import httpx
 
+from outpace.lib.checks import check_api_key
 from outpace.lib.errors import InvalidRequest, ModelError
 
 DONE = "[DONE]"
@@ -134,8 +135,8 @@ class Endpoint:
     def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
         self.url, self._patient = _base(url), patient
         keys = (api_key or "").split()
-        if keys and not keys[0].isascii():
-            raise InvalidRequest("api_key: has characters other than ASCII, which no HTTP header can carry")
+        for key in keys:
+            check_api_key(key)
         self._has_key = bool(keys)
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         limits = httpx.Limits(max_connections=None)  # the caller limits the requests in flight

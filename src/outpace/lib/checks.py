@@ -178,3 +178,9 @@ def path_of(name: str | Path) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise InvalidRequest(f"path {shown(str(name))}: cannot be looked at: {reason}") from error
     return path
+
+
+def check_api_key(key: str) -> None:
+    """Raises InvalidRequest: a key that no HTTP header can carry, which is not part of the message."""
+    if not key.isascii():
+        raise InvalidRequest("api_key: has characters other than ASCII, which no HTTP header can carry; choose another")

@@ -4,7 +4,7 @@ import socket
 from dataclasses import dataclass
 
 from outpace.core.settings import check_fields, documented, setting
-from outpace.lib.checks import shown
+from outpace.lib.checks import check_api_key, shown
 from outpace.lib.errors import InvalidRequest
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,8 +44,8 @@ class ServeSettings:
         check_fields(self)
         if any(not key.strip() for key in self.api_keys):
             raise InvalidRequest("api_key='': an empty key would admit everybody; leave the option out instead")
-        if not all(key.isascii() for key in self.api_keys):
-            raise InvalidRequest("api_key: has characters other than ASCII, which no HTTP header can carry")
+        for key in self.api_keys:
+            check_api_key(key)
         try:  # before a model is loaded
             socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:
