@@ -265,7 +265,7 @@ class Function(Strict):
 
     @field_validator("parameters")
     @classmethod
-    def _are_an_objects(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _describe_an_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
         if schema is not None and schema.get("type", "object") != "object":
             raise ValueError("must be a JSON schema of type object: arguments have names")
         return schema

@@ -41,8 +41,8 @@ def fetch_gguf(name: str) -> Path:
     try:
         listed = sorted(one for one in HfApi().list_repo_files(repo) if _is_model(one))
     except Exception as error:
-        for path in () if quant else cached.values():
-            return path
+        if cached and quant is None:
+            return next(iter(cached.values()))
         held = f"the hub's cache has {_shown(cached)} of it only" if cached else "not in the hub's cache"
         raise ModelError(f"{name}: {held}, and {constants.ENDPOINT} was asked: {first_line(error)}") from error
     return _download(repo, _chosen(name, listed, quant))
