@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from outpace.core.params import SamplingParams
+from outpace.engine.engine import Engine
 from outpace.kernels.blocks import BlockLinear, BlockWeight
 from outpace.kernels.linear import KernelLinear, Kind
-from outpace.lib.errors import ModelError
+from outpace.lib.errors import ModelError, NonFiniteLogits
 from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.gguf import read_gguf
@@ -21,6 +23,7 @@ from outpace.models.loading.registry import Source
 from outpace.models.loading.weights import read_model
 from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.models.gguf_models import write_model
 from tests.unit.models.tiny import needs_kernels, open_with, random_ids, stock_model, tiny_config
 
@@ -113,6 +116,26 @@ def test_weights_that_are_not_finite_are_refused(name: str, kind: str, form: str
     path.write_bytes(whole)
     with pytest.raises(ModelError, match=rf"{re.escape(name)}: has weights that are NaN or infinite"):
         read_blocks(read_gguf(path), tiny_config("qwen2", **SIZES), torch.float32, "outpace")
+
+
+def test_an_embedding_that_is_not_finite_is_found_where_its_token_occurs(tmp_path: Path) -> None:
+    """Guards against noise from a row of an untied embedding, which nothing reads before its token comes."""
+    path = tmp_path / "m.gguf"
+    config = tiny_config("qwen2", **SIZES, tie_word_embeddings=False)
+    write_model(path, config, "Q8_0")
+    whole, row = bytearray(path.read_bytes()), bytes(read_gguf(path).tensors["token_embd.weight"].data[9])
+    start = whole.index(row)
+    whole[start : start + 2] = struct.pack("<e", float("inf"))
+    path.write_bytes(whole)
+    model = read_blocks(read_gguf(path), config, torch.float32, "outpace")
+    engine = Engine(TransformersTarget(model, 128, 4, (), quantize="file"))
+    params = SamplingParams(max_new_tokens=2)
+    right, wrong = (engine.add(ids, params, EmptyDraft())[0] for ids in ([5, 6, 7], [5, 9, 7]))
+    while not engine.is_idle:
+        engine.step()
+    assert len(engine.result(right).token_ids) == 2
+    with pytest.raises(NonFiniteLogits):
+        engine.result(wrong)
 
 
 def test_a_head_restricted_to_some_ids_scores_them_alike(tmp_path: Path) -> None:
