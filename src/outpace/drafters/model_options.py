@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outpace.drafters.options import RetrievalOptions, first_complaint, plain
+from outpace.drafters.options import RetrievalOptions, first_complaint
+from outpace.lib.checks import plain, refuse_idle
 from outpace.trees.shapes.table import shapes
 
 Window = Annotated[
@@ -108,7 +109,6 @@ class ModelOptions(RetrievalOptions):
                 "method, which would be set instead; give these settings other names in the shape"
             )
         self.shape_settings()
-        if "calibration" in self.model_fields_set and not (self._compares and self.noise):
-            idle = f"noise={self.noise}" if self._compares else f"shape={self.shape}"
-            raise ValueError(f"calibration={self.calibration}: does nothing with {idle}; leave it out")
+        if not (self._compares and self.noise):
+            refuse_idle(self, ["calibration"], f"noise={self.noise}" if self._compares else f"shape={self.shape}")
         return self

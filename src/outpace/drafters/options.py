@@ -8,11 +8,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.lib.checks import check_text, is_int, shown
+from outpace.lib.checks import check_text, is_int, plain, refuse_idle, shown
 from outpace.lib.errors import InvalidRequest
 
 MAX_BUDGET = MAX_TREE_NODES - 1
-LONG = 100  # characters of a value in a complaint
 
 
 class Options(BaseModel):
@@ -100,12 +99,11 @@ class RetrievalOptions(MatrixOptions, Options):
     def _check_retrieval(self) -> "RetrievalOptions":
         of_matrix = ("retrieve_depth", "retrieve_breadth", *OF_MATRIX)
         idle = {"none": (*of_matrix, "place", "reserved"), "suffix": of_matrix}.get(self.retrieve, ())
-        for name in self.model_fields_set.intersection(idle):
-            if not (name == "warm" and self.takes_gates) and not (name in OF_MATRIX and self.reads_matrix):
-                raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
-        if self.place == "tail" and "retrieve_breadth" in self.model_fields_set:
-            because = "place=tail, a chain of best successors"
-            raise ValueError(idle_option(self, "retrieve_breadth", because, "choose place=root"))
+        used = (("warm",) if self.takes_gates else ()) + (OF_MATRIX if self.reads_matrix else ())
+        left = [name for name in idle if name not in used]
+        refuse_idle(self, left, f"retrieve={self.retrieve}", "choose another retrieve")
+        if self.place == "tail":
+            refuse_idle(self, ["retrieve_breadth"], "place=tail, a chain of best successors", "choose place=root")
         return self
 
 
@@ -134,22 +132,12 @@ def checked_budget(budget: Any) -> int | None:
     return int(budget)
 
 
-def idle_option(options: BaseModel, name: str, because: str, remedy: str) -> str:
-    """The complaint about an option that would change nothing."""
-    return f"{name}={plain(getattr(options, name))}: does nothing with {because}; {remedy}"
-
-
 def first_complaint(error: ValidationError) -> str:
     """The first thing wrong, in one line: which option, which value, what would be right."""
     details = error.errors()[0]
     message = str(details["msg"]).removeprefix("Value error, ")
     field = ".".join(str(part) for part in details["loc"])
     return f"{field}={plain(details['input'])}: {message[0].lower()}{message[1:]}" if field else message
-
-
-def plain(value: Any) -> str:
-    """A value as texts of methods have it, unless it is too long or odd for a line."""
-    return value if isinstance(value, str) and value.isprintable() and len(value) < LONG else shown(value)
 
 
 def described(kind: type[BaseModel]) -> list[tuple[str, str, Any, str]]:

@@ -28,9 +28,9 @@ from outpace.drafters.build_context import BuildContext
 from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.method import ANY, LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
-from outpace.drafters.options import Options, checked_value, first_complaint, plain, written
+from outpace.drafters.options import Options, checked_value, first_complaint, written
 from outpace.drafters.self_draft import methods as self_draft
-from outpace.lib.checks import check_text, shown
+from outpace.lib.checks import check_text, plain, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.plugins import plugins
 from outpace.methods import retrieval, union

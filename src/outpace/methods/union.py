@@ -16,7 +16,8 @@ from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.lattice.methods import BEST, LATTICE
 from outpace.drafters.method import ANY, Method
 from outpace.drafters.model_options import ModelOptions, Window
-from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
+from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options
+from outpace.lib.checks import refuse_idle
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner
 from outpace.trees.retrieval.warm_file import load_matrix
@@ -88,15 +89,13 @@ class OutpaceOptions(MatrixOptions, Options):
     @model_validator(mode="after")
     def _check_draft(self) -> "OutpaceOptions":
         if self.draft == "none":
-            for name in self.model_fields_set.intersection(_OF_DRAFT):
-                raise ValueError(idle_option(self, name, "draft=none", "choose a draft"))
-        if self.draft == "lattice" and "beam" in self.model_fields_set:
-            raise ValueError(idle_option(self, "beam", "draft=lattice, which grows best-first", "leave it out"))
-        if self.is_priced and "skip_draft_above" in self.model_fields_set:
-            raise ValueError(idle_option(self, "skip_draft_above", "prices, which decide it", "give a budget"))
+            refuse_idle(self, _OF_DRAFT, "draft=none", "choose a draft")
+        if self.draft == "lattice":
+            refuse_idle(self, ["beam"], "draft=lattice, which grows best-first")
+        if self.is_priced:
+            refuse_idle(self, ["skip_draft_above"], "prices, which decide it", "give a budget")
         idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
-        for name in self.model_fields_set.intersection(idle):
-            raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
+        refuse_idle(self, idle, f"retrieve={self.retrieve}", "choose another retrieve")
         return self
 
     @property

@@ -11,12 +11,12 @@ from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
-from outpace.drafters.options import idle_option
 from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, ModelGuesser
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, RowSelector, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.drafters.shaped import shaped
+from outpace.lib.checks import refuse_idle
 from outpace.lib.errors import InvalidRequest
 from outpace.models.four_bits import in_four_bits
 from outpace.models.packed import PackedModel
@@ -73,8 +73,7 @@ class SelfDraftOptions(ModelOptions):
                 raise ValueError(
                     "bits=None: the whole target on all tokens drafts at the cost of decoding; name bits=4"
                 )
-            if "keep" in self.model_fields_set:
-                raise ValueError(idle_option(self, "keep", "select=all", "choose select=window, snap or chunks"))
+            refuse_idle(self, ["keep"], "select=all", "choose select=window, snap or chunks")
         return self
 
 
