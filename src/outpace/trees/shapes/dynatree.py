@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Level
 from outpace.core.protocols import Observation
+from outpace.lib.checks import refuse_idle
 from outpace.trees.shapes.base import PlainShape, ShapeConfig
 
 Prune = Literal["leaves", "expansion"]
@@ -67,6 +68,18 @@ AUTHORS_DEEP_RANGE = (0.3, 0.8)
 FEWEST_ENTRIES = 5
 # Keeps the two confidence thresholds apart when history moves the upper one.
 CONFIDENCE_GAP = 0.01
+
+# What changes nothing where a switch has a value.
+_IDLE: dict[str, dict[bool | str, tuple[str, ...]]] = {
+    "history": {
+        "off": ("target_acceptance", "statistic", "entries", "depth_step", "confidence_step"),
+        "authors": ("statistic", "depth_step", "confidence_step"),
+    },
+    "adaptive_breadth": {
+        False: ("min_breadth", "max_breadth", "high_confidence", "low_confidence", "confidence_step"),
+    },
+    "adaptive_depth": {False: ("stop_path_prob", "deep_path_prob")},
+}
 
 
 class DynaTreeConfig(ShapeConfig):
@@ -124,9 +137,13 @@ class DynaTreeConfig(ShapeConfig):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        for switch, idle in _IDLE.items():
+            value = getattr(self, switch)
+            refuse_idle(self, idle.get(value, ()), f"{switch}={value}")
+        breadth = self.adaptive_breadth
         ordered = [
-            (self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
-            (self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
+            (not breadth or self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
+            (not breadth or self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
             (self.low_confidence < self.high_confidence, "low_confidence", "high_confidence", "below"),
             (self.stop_path_prob < self.deep_path_prob, "stop_path_prob", "deep_path_prob", "below"),
             (self.base_depth < self.depth, "base_depth", "depth", "below"),
@@ -163,7 +180,7 @@ class DynaTreeShape(PlainShape):
 
     def __init__(self, config: DynaTreeConfig) -> None:
         self.config = config
-        self.width = max(config.max_breadth, config.root_breadth or 1)
+        self.width = max(config.mid_breadth, config.max_breadth, config.root_breadth or 1)
         self.reset()
 
     def reset(self) -> None:

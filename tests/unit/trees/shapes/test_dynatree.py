@@ -179,15 +179,15 @@ def test_equals_the_paper_as_a_recursion(seed: int, prune: Prune, breadth: bool,
     "leaves" must equal pruning after construction though it never builds what it would prune, also where tau is above
     rho_stop; "expansion" must equal Algorithm 1, begun at the pending token. The budget does not bind.
     """
+    gates: dict[str, Any] = {"stop_path_prob": (0.1, 0.02)[seed % 2], "deep_path_prob": 0.3} if depth else {}
     config = DynaTreeConfig(
         base_depth=1 + seed % 3,
         depth=4,
-        stop_path_prob=(0.1, 0.02)[seed % 2],
         min_path_prob=(0.05, 0.15, 0.005)[seed % 3],
-        deep_path_prob=0.3,
         prune=prune,
         adaptive_breadth=breadth,
         adaptive_depth=depth,
+        **gates,
     )
     distribution = random_table(VOCAB, 4, 50 + seed)
     nodes = expand_all(distribution, config, (), 1.0, prune_first=prune == "expansion")
@@ -278,6 +278,23 @@ def test_bad_values_are_refused_by_name() -> None:
                 parse_method(f"{method}:{bad}")
     with pytest.raises(InvalidRequest, match="not 'width=3'"):
         parse_method("fixed:width=3")
+
+
+@pytest.mark.parametrize(
+    ("idle", "because"),
+    [
+        ("depth_step=0.1", "history=off"),
+        ("statistic=committed", "history=authors"),
+        ("max_breadth=4", "adaptive_breadth=False"),
+        ("deep_path_prob=0.4", "adaptive_depth=False"),
+    ],
+)
+def test_settings_without_effect_are_refused(idle: str, because: str) -> None:
+    """Guards against an ablation that reports a setting which its switch has turned off."""
+    with pytest.raises(InvalidRequest, match=f"{idle}: does nothing with {because}; leave it out"):
+        parse_method(f"dynatree:{idle},{because}")
+    assert tree_of(f"dynatree:{because}")
+    assert DynaTreeShape(DynaTreeConfig(adaptive_breadth=False, mid_breadth=5)).width == 5
 
 
 FEW = 4
