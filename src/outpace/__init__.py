@@ -11,6 +11,7 @@ from outpace.lib.errors import (
     NonFiniteLogits,
     OutpaceError,
     PerformanceWarning,
+    StateLost,
     UnsupportedModel,
 )
 from outpace.lib.quick import without_collection
@@ -42,6 +43,7 @@ __all__ = [
     "RoundTrace",
     "Sample",
     "SamplingParams",
+    "StateLost",
     "StepEvent",
     "TokenLogprob",
     "TokenStream",
