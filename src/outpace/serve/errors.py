@@ -75,8 +75,6 @@ def in_its_words(message: str) -> str:
 
 def from_engine(error: BaseException) -> ApiError:
     """The answer to an error of the engine: 400 where the request is at fault, else 500."""
-    if isinstance(error, ApiError):
-        return error
     if isinstance(error, InvalidRequest):
         named = re.match(r"(\w+)(?=[=:])", str(error))
         name = named[1] if named else None

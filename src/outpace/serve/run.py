@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import gc
 import os
 import socket
 import sys
@@ -16,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outpace.api import Model
+from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 from outpace.serve.app import create_app
 from outpace.serve.service import Service
@@ -49,21 +49,14 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
     already."""
     _check_address(settings)
     service = Service(settings, new_log())
-
-    def loaded() -> Model:
-        model = load()
-        gc.collect()
-        gc.freeze()  # else each full collection, which large bodies cause, stops all threads for 0.1 s or more
-        return model
-
-    server = DrainingServer(service, loaded)
-    server.run()
+    DrainingServer(service, load).run()
     if service.load_error is not None:
         raise service.load_error
 
 
 def _check_address(settings: ServeSettings) -> None:
-    """Refuse a port that another program has, before a model is loaded."""
+    """Refuse a port that another program has, and a host that is not this machine, before a model is loaded."""
+    faults = []
     found = socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, _, _, _, address in found:
         try:
@@ -73,6 +66,11 @@ def _check_address(settings: ServeSettings) -> None:
                 raise InvalidRequest(
                     f"port={settings.port}: {os.strerror(error.errno)}; choose another, or end the program that has it"
                 ) from error
+            faults.append(error)  # one of a name's families may be turned off
+    if len(faults) == len(found):
+        raise InvalidRequest(
+            f"host={shown(settings.host)}: {faults[0].strerror}; give an address of this machine, or 0.0.0.0 for all"
+        ) from faults[0]
 
 
 class DrainingServer(uvicorn.Server):
@@ -91,13 +89,21 @@ class DrainingServer(uvicorn.Server):
                 port=settings.port,
                 log_level="warning",
                 access_log=False,
+                ws="none",  # there are none, and `on_tick` knows HTTP's connections alone
                 lifespan="on",
                 timeout_graceful_shutdown=5,
                 server_header=False,
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._idle: dict[Any, float] = {}  # transports that close, or wait for a request, and since when
+        # Transports that close, or wait for a request: since when, and how many bytes the client has not read.
+        self._idle: dict[Any, tuple[float, int]] = {}
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where: with port=0 the system chooses."""
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        self._service.log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
         """Now and then, drop connections that were closed long ago and whose clients do not read the rest, those whose
@@ -105,10 +111,13 @@ class DrainingServer(uvicorn.Server):
         if counter % 10 == 0:
             now, idle = asyncio.get_running_loop().time(), self._idle
             open_ones = [one for one in self.server_state.connections if getattr(one, "transport", None) is not None]
-            self._idle = {one.transport: now for one in open_ones if _waits(one)}
-            self._idle |= {transport: idle[transport] for transport in self._idle if transport in idle}
+            self._idle = {}
+            for transport in (one.transport for one in open_ones if _waits(one)):
+                left = transport.get_write_buffer_size()
+                since, before = idle.get(transport, (now, left))
+                self._idle[transport] = (now if left < before else since, left)
             many = len(open_ones) - MOST_CONNECTIONS
-            for number, (transport, since) in enumerate(sorted(self._idle.items(), key=lambda item: item[1])):
+            for number, (transport, (since, _)) in enumerate(sorted(self._idle.items(), key=lambda item: item[1])):
                 if number < many or now - since > self._service.settings.send_timeout:
                     transport.abort()
         return await super().on_tick(counter)
@@ -140,9 +149,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _open(self) -> None:
         service = self._service
-        service.log.info(
-            "loading", model=service.settings.names[0], url=f"http://{self.config.host}:{self.config.port}"
-        )
+        service.log.info("loading", model=service.settings.names[0])
         try:
             service.open(await asyncio.to_thread(self._load))
         except Exception as error:

@@ -54,7 +54,7 @@ class MethodNames:
             if key not in self._kept and len(self._kept) >= self._limit:
                 raise InvalidRequest(
                     f"method={name!r}: this server keeps {self._limit} methods and has them: use "
-                    f"{', '.join(sorted(self._kept))}, or start it with a larger --max-methods"
+                    f"{', '.join((self.default, *sorted(self._kept)))}, or start it with a larger --max-methods"
                 )
             self._kept[key], budget = self._model.drafting(spec, budget)
             return key, self._kept[key], budget
@@ -198,6 +198,8 @@ class Service:
         _ = self.model  # nothing is begun while the server shuts down
         try:
             return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+        except ApiError:
+            raise
         except Exception as error:
             raise from_engine(error) from error
 

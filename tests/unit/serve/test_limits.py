@@ -154,6 +154,45 @@ def test_a_client_that_does_not_read_holds_up_nobody(model: Model) -> None:
             connection.close()
 
 
+def test_a_client_that_reads_slowly_gets_the_whole_answer(model: Model) -> None:
+    """Guards against an answer in one piece that is cut off while its client is reading it."""
+    body = LONG | {"logprobs": True, "top_logprobs": 20, "max_tokens": 150}
+    with serving(model, send_timeout=0.5) as one:
+        one.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        with raw(one, body) as connection:
+            connection.settimeout(20)
+            head, _, got = connection.recv(8000).partition(b"\r\n\r\n")
+            (length,) = map(int, re.findall(rb"content-length: (\d+)", head.lower()))
+            while len(got) < length:
+                piece = connection.recv(8000)
+                assert piece, f"cut off after {len(got)} of {length} bytes"
+                got += piece
+                time.sleep(0.05)
+
+
+def test_a_request_for_another_protocol_does_not_end_the_server(model: Model) -> None:
+    """Guards against one request, before any key is read, whose connection ends the server."""
+    head = b"POST /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 0\r\n\r\n"
+    with serving(model) as one, connect(one, head) as connection:
+        connection.settimeout(5)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 4")
+        time.sleep(1.3)  # all connections are looked at once a second
+        with one.http as http:
+            assert http.get("/health").status_code == 200
+
+
+def test_where_it_listens_is_logged(model: Model) -> None:
+    """Guards against a port that the system chose and nobody learns."""
+    with serving(model) as one:
+        assert [line["url"] for line in one.log.lines if line["event"] == "listening"] == [one.url]
+
+
+def test_an_address_of_another_machine_is_refused_before_the_model_is_loaded() -> None:
+    """Guards against a start that loads gigabytes and then cannot listen."""
+    with pytest.raises(InvalidRequest, match=r"host='203\.0\.113\.1': Cannot assign"):
+        serve(lambda: pytest.fail("was loaded"), ServeSettings((NAME,), host="203.0.113.1", port=0))
+
+
 def test_a_request_that_takes_too_long(model: Model) -> None:
     """Guards against requests that hold a slot for ever."""
     with serving(model, timeout=0.3) as one:
@@ -278,7 +317,10 @@ def test_a_bounded_number_of_methods_is_kept(model: Model) -> None:
             return one.post(CHAT | {"outpace": {"method": method}})
 
         assert [ask(method).status_code for method in ("recycle", "plain", "recycle:", " plain")] == [200] * 4
-        assert "--max-methods" in error_of(ask("lookup"))["message"]
+        assert (
+            "use outpace:draft=none, plain, recycle, or start it with a larger --max-methods"
+            in error_of(ask("lookup"))["message"]
+        )
         for name in ("outpace:draft=none", "outpace"):
             assert ask(name).status_code == 200, "the default is no extra"
 
