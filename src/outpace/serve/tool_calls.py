@@ -1,6 +1,7 @@
 """Calls of tools: how the model writes them, the grammar that makes it, and reading them out of answers."""
 
 import json
+import re
 from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
@@ -55,7 +56,7 @@ class CallReader:
         self._held += text
         deltas: list[dict[str, Any]] = []
         while (begin := self._held.find(OPEN)) >= 0:
-            end = self._held.find(CLOSE, begin)
+            end = self._end(begin + len(OPEN))
             if end < 0:
                 return deltas  # what stands before it waits, as the call may turn out to be none
             inside, after = self._held[begin + len(OPEN) : end], self._held[end + len(CLOSE) :]
@@ -74,6 +75,13 @@ class CallReader:
         """The rest, when the answer has ended."""
         rest, self._held = self._held, ""
         return [] if self.has_called and not rest.strip() else _content(rest)
+
+    def _end(self, begin: int) -> int:
+        """Where the first mark is that lies in no string of the call's JSON; -1 before it comes."""
+        end = self._held.find(CLOSE, begin)
+        while end >= 0 and _is_in_string(self._held[begin:end]):
+            end = self._held.find(CLOSE, end + 1)
+        return end
 
     def _certain(self) -> int:
         """Length of what is text whatever follows."""
@@ -98,6 +106,11 @@ class CallReader:
         call = {"index": self._calls, "id": f"call_{token_hex(12)}", "type": "function", "function": function}
         self._calls += 1
         return {"tool_calls": [call]}
+
+
+def _is_in_string(text: str) -> bool:
+    """Whether the end of a JSON object's beginning lies in a string; False of what is none."""
+    return text.lstrip().startswith("{") and re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def _content(text: str) -> list[dict[str, Any]]:

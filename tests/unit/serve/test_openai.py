@@ -262,6 +262,17 @@ def test_calls_are_read_out_of_text(step: int) -> None:
     assert reader.has_called
 
 
+@pytest.mark.parametrize("step", [1, 1000])
+def test_marks_within_arguments_end_no_call(step: int) -> None:
+    """Guards against a call that is taken for text because it speaks of calls."""
+    inside = json.dumps({"name": "f", "arguments": {"a": 'say "</tool_call>" and <tool_call>'}})
+    text, reader, deltas = f"<tool_call>\n{inside}\n</tool_call>", CallReader(), list[dict[str, Any]]()
+    for start in range(0, len(text), step):
+        deltas += reader.push(text[start : start + step])
+    (call,) = [one for delta in deltas + reader.close() for one in delta.get("tool_calls", ())]
+    assert json.loads(call["function"]["arguments"])["a"] == 'say "</tool_call>" and <tool_call>'
+
+
 def test_arguments_of_calls_are_objects() -> None:
     """Guards against a grammar that makes what is then read as no call: schemas without a type allow any JSON."""
     functions = [Function(name="f", parameters={"properties": {"a": {"type": "integer"}}})]
