@@ -66,6 +66,15 @@ def test_both_answers_come_and_are_equal(visit: Visiting, server: Served) -> Non
     assert all(url.startswith(server.url + "/") for url in one.requests)
 
 
+def test_another_method_is_asked_without_the_options_of_the_one_before(visit: Visiting) -> None:
+    """Guards against a list of methods of which only the first can be chosen."""
+    one = visit()
+    bodies = bodies_of(one)
+    one.ask("Hi", method="lookup", max_tokens="4")
+    assert bodies[0]["outpace"]["method"] == "lookup"
+    expect(one.page.locator("#alert")).to_be_hidden()
+
+
 def test_sampled_answers_are_equal_at_once_and_over_several_turns(visit: Visiting) -> None:
     """Guards against a seed that only one of both gets, lanes that mix when they run at once, and a conversation whose
     earlier turns are forgotten."""

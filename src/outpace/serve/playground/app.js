@@ -242,6 +242,7 @@ function listen() {
   by("prompt").addEventListener("input", () => fit(by("prompt")));
   by("stop").addEventListener("click", () => running?.abort());
   by("fresh").addEventListener("click", startAfresh);
+  by("method").addEventListener("input", () => (by("options").value = "")); // they were another method's
   by("settings").addEventListener("input", showSummary);
   by("key").addEventListener("change", connect);
   document.addEventListener("keydown", (event) => {
