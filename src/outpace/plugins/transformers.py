@@ -137,6 +137,7 @@ class CustomGenerate:
             # transformers counts padding too, and always generates one token.
             "max_new_tokens": max(stops.max_length - input_ids.shape[1], 1)
         }
+        check_agreement(logits_processor, stops, options, zip(input_ids.tolist(), prompts, strict=True))
         longest = max(map(len, prompts)) + options["max_new_tokens"]
         target = borrow_target(model, longest, len(prompts), self.pack)
         if target.device.type == "cpu":
@@ -307,7 +308,8 @@ class BatchRows:
 # not have yet are refused by it, by name.
 PROCESSORS: dict[type[LogitsProcessor], tuple[str, Callable[[Any, int], Any]]] = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", lambda processor, width: processor.penalty),
-    NoBadWordsLogitsProcessor: ("bad_words_ids", lambda processor, width: processor.bad_word_ids),
+    # Without those that are one EOS id, which the processor takes out.
+    NoBadWordsLogitsProcessor: ("bad_words_ids", lambda processor, width: list(processor.sequence_bias)),
     MinLengthLogitsProcessor: ("min_new_tokens", lambda processor, width: max(processor.min_length - width, 0)),
     MinNewTokensLengthLogitsProcessor: ("min_new_tokens", lambda processor, width: processor.min_new_tokens),
     TemperatureLogitsWarper: ("temperature", lambda processor, width: processor.temperature),
@@ -380,6 +382,27 @@ def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int
         value = read(processor, width)
         options[option] = max(value, options.get(option, value))  # both minima may be there: the larger one holds
     return {"temperature": 1.0} | options if do_sample else options | {"temperature": 0.0}
+
+
+def check_agreement(
+    processors: Iterable[LogitsProcessor],
+    stops: "Stops",
+    options: dict[str, Any],
+    rows: Iterable[tuple[list[int], list[int]]],
+) -> None:
+    """Refuse what our options cannot express (InvalidRequest): a minimum that bans other ids than those that end the
+    answer, a repetition penalty that padding gets too. `rows`: ids of each row, with padding and without."""
+    for processor in processors:
+        if isinstance(processor, MinLengthLogitsProcessor | MinNewTokensLengthLogitsProcessor):
+            ids, ends = processor.eos_token_id.flatten().tolist(), list(stops.eos_token_ids)
+            if set(ids) != set(ends):
+                name = f"{type(processor).__name__}: its eos_token_id={ids}"
+                raise InvalidRequest(f"{name} are not those that end the answer, {ends}; give the same")
+    if "repetition_penalty" in options and any(set(padded) != set(prompt) for padded, prompt in rows):
+        raise InvalidRequest(
+            f"repetition_penalty={options['repetition_penalty']}: stock `generate` penalises the padding token too; "
+            "give prompts of one length, or one at a time"
+        )
 
 
 def stops_of(criteria: Iterable[StoppingCriteria]) -> Stops:

@@ -14,7 +14,12 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteria,
 )
-from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
 import outpace
 from outpace.lib.errors import InvalidRequest, UnsupportedModel
@@ -59,6 +64,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position_ids": torch.arange(17).repeat(3, 1) + 1}, "position_ids"),
     ({"output_router_logits": True}, "."),
     ({"synced_gpus": True}, "synced_gpus=True"),
+    (
+        {"eos_token_id": 3, "logits_processor": [MinNewTokensLengthLogitsProcessor(17, 5, 7)]},
+        "its eos_token_id=.7. are",
+    ),
+    ({"repetition_penalty": 1.4}, "repetition_penalty=1.4: stock `generate` penalises the padding"),
 ]
 
 
@@ -86,6 +96,16 @@ def test_options_that_change_the_answer_change_ours_alike(model: PreTrainedModel
         ours = generate(model, inputs, "recycle", **options)
         assert torch.equal(ours, generate(model, inputs, **options)), options
         assert not torch.equal(ours, generate(model, inputs, **without)), options
+
+
+def test_an_eos_among_bad_words_is_not_banned(model: PreTrainedModel) -> None:
+    """Guards against answers that never end: stock `generate` takes EOS out of bad words."""
+    inputs = padded((8,))
+    end = int(generate(model, inputs)[0, 12])
+    options: dict[str, Any] = {"bad_words_ids": [[end]], "eos_token_id": end}
+    ours = generate(model, inputs, "recycle", **options)
+    assert torch.equal(ours, generate(model, inputs, **options))
+    assert ours.shape[1] < 8 + 24
 
 
 def test_attention_that_differs_from_the_trained_one_is_refused() -> None:
