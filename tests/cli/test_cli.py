@@ -190,11 +190,22 @@ CONFIG = ("--speculative-config", NGRAM)
         (("bench", "-w", "builtin:1", "--methods", "plain,recycle", *CONFIG), "plain,recycle' and speculative_config="),
         (("bench", "-w", "builtin:1", "--budget", "4", *CONFIG), "budget=4 and speculative_config="),
         (("verify", "-w", "builtin:1", "--drafter", "x", *CONFIG), "drafter='x' and speculative_config="),
+        (("chat", "--api-key", "k"), "api_key: no server is asked; name one with --url"),
+        (("bench", "-w", "builtin:1", "--api-key", "k"), "api_key: no server is asked; name one with --endpoint"),
+        (("tune", "--forget", "--dry-run"), "dry_run=True: not where --forget deletes a profile"),
     ],
 )  # fmt: skip
 def test_bad_input(folder: str, arguments: tuple[str, ...], complaint: str) -> None:
     """Guards against a traceback, or a silent default, where one line should name field, value and remedy."""
     assert_refused(run(*arguments, "-m", folder), complaint)
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_blank_key_does_not_open_the_server(folder: str, monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+    """Guards against a secret that was not filled in."""
+    monkeypatch.setattr("outpace.serve.run.serve", lambda load, settings: None)
+    monkeypatch.setenv("OUTPACE_API_KEY", blank)
+    assert_refused(run("serve", folder), "an empty key would admit everybody")
 
 
 def test_errors_are_one_line_with_status_two(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from outpace.cli.options import (
     model_of,
     note,
     progress_bar,
+    refuse_key,
     refuse_options,
 )
 from outpace.core.params import SamplingParams
@@ -152,6 +153,7 @@ def bench(
         concurrency=in_flight,
         prompts_once=prompts_once,
     )
+    refuse_key(context, "--endpoint")
     model = model_of(loading, "--endpoint")
     if methods is not None and loading.speculative_config is None:
         loaded = load_for(loading, [name for name in chosen if name != TRANSFORMERS], plan.in_flight)

@@ -22,6 +22,7 @@ from outpace.cli.options import (
     loading_options,
     model_of,
     notes,
+    refuse_key,
     refuse_options,
     speed_of,
 )
@@ -76,6 +77,7 @@ def chat(
         _chat_with_server(url, api_key, loading, fields, system)
         return
     model_of(loading, "--url")
+    refuse_key(context, "--url")
     loaded = load(loading, 1)
     with loaded.chat(system, params) as conversation:
         greeting = (

@@ -144,6 +144,12 @@ def refuse_options(context: typer.Context, names: Sequence[str], reason: str) ->
             raise InvalidRequest(f"{name}={context.params[name]!r}: not where {reason}; leave it out")
 
 
+def refuse_key(context: typer.Context, other: str) -> None:
+    """Refuse a key, which is no part of the message, where no server is asked."""
+    if is_given(context, "api_key"):
+        raise InvalidRequest(f"api_key: no server is asked; name one with {other}, or leave it out")
+
+
 def quieten_transformers() -> None:
     """Turn off its progress bars and advice, which would break the output of scripts and our own bars."""
     # Read at import. The GGUF reader's bar has no other switch.

@@ -1,5 +1,6 @@
 """`outpace serve`: an OpenAI-compatible server, ours or vLLM's with our drafters."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -44,6 +45,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI does: chat, completions, streams, metrics."""
+    if not settings.api_keys and "OUTPACE_API_KEY" in os.environ:
+        raise InvalidRequest("OUTPACE_API_KEY is blank: an empty key would admit everybody; unset it instead")
     if settings.host not in LOOPBACK and not settings.api_keys:
         where = f"{settings.host}:{settings.port}"
         notes.print(f"anybody who can reach {where} can use this server: give --api-key", style="yellow")

@@ -26,6 +26,7 @@ from outpace.cli.options import (
     note,
     progress_bar,
     quieten_transformers,
+    refuse_key,
     refuse_options,
 )
 from outpace.core.params import SamplingParams
@@ -262,8 +263,11 @@ def regenerate(
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
     if endpoint is not None:
         refuse_options(context, ("max_model_len", "device"), f"a server answers, endpoint={endpoint!r}")
-    if endpoint is None and endpoint_model is not None:
-        raise InvalidRequest(f"endpoint_model={endpoint_model!r}: there is no endpoint to ask for it; leave it out")
+    if endpoint is None:
+        refuse_options(context, ("endpoint_model",), "no server is asked; name one with --endpoint")
+        refuse_key(context, "--endpoint")
+    if features is None:
+        refuse_options(context, ("stored",), "no features are kept; name their folder with --features")
     if (features is None) != (taps is None) or (features is not None and (endpoint is not None or method != "plain")):
         raise InvalidRequest(
             f"features={features!r}, taps={taps!r}: give both or neither, with method=plain and without an endpoint"

@@ -9,10 +9,18 @@ from rich.text import Text
 
 from outpace import __version__
 from outpace.cli.from_settings import from_settings, options
-from outpace.cli.options import AsJson, MaxTurns, console, load_for, loading_options, methods_option, progress_bar
+from outpace.cli.options import (
+    AsJson,
+    MaxTurns,
+    console,
+    load_for,
+    loading_options,
+    methods_option,
+    progress_bar,
+    refuse_options,
+)
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
-from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     params=options(SamplingParams, max_new_tokens=64),
 )
 def tune(
+    context: typer.Context,
     loading: LoadSettings,
     params: SamplingParams,
     workload: Annotated[
@@ -53,8 +62,9 @@ def tune(
     from outpace.data.workload import read_workloads
     from outpace.methods.profile import profile_file, write_profile
 
-    if forget and as_json:
-        raise InvalidRequest("json: --forget measures nothing; leave out one of them")
+    if forget:
+        idle = ("workload", "methods", "max_turns", "max_new_tokens", "dry_run", "as_json")
+        refuse_options(context, idle, "--forget deletes a profile")
     names = tuple(workload or ["builtin"])
     chosen = None if methods is None else split_methods(methods)
     items, model = spread(read_workloads(list(names), max_turns)), loading.model
