@@ -60,7 +60,7 @@ class Certifier:
         self._dtype = str(model.target.dtype).removeprefix("torch.")
         is_coarse = model.target.kv_cache_dtype in ("bfloat16", "int8")  # rounds no finer than bfloat16
         self._bound = ROUNDING_BOUND["bfloat16" if is_coarse else self._dtype]
-        self._reload = reload or self._load
+        self._reload = reload  # not a method of its own: that would be a reference cycle, which keeps the model
         self._precise: Model | None = None
 
     def classify(
@@ -94,7 +94,7 @@ class Certifier:
         if self._dtype not in HIGHER_PRECISION:
             return False
         if self._precise is None:
-            self._precise = self._reload(HIGHER_PRECISION[self._dtype])
+            self._precise = (self._reload or self._load)(HIGHER_PRECISION[self._dtype])
         plain = self._precise.generate(prompt, params, method="plain").token_ids
         return bool(tuple(run(self._precise, prompt, params)) == plain)
 

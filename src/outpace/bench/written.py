@@ -99,10 +99,12 @@ def written_once(target: TransformersTarget, taps: Collection[int]) -> Iterator[
     Args:
         taps: hidden states that any of the methods needs.
     """
-    compute = target.run_pass
+    before = vars(target).get("run_pass")  # of this object alone
     stand_in = WrittenPrompt(target, tuple(sorted(taps)))
     target.run_pass = stand_in  # type: ignore[method-assign, assignment]
     try:
         yield stand_in
     finally:
-        target.run_pass = compute  # type: ignore[method-assign]
+        del vars(target)["run_pass"]  # put back as an attribute, it would be a reference cycle: the target, never freed
+        if before is not None:
+            target.run_pass = before  # type: ignore[method-assign]

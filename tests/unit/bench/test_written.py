@@ -93,3 +93,11 @@ def test_methods_share_each_prompt(model: Model, monkeypatch: pytest.MonkeyPatch
     assert sum(len(chunk.tokens) for call in passes.call_args_list for chunk in call.args[0]) == sum(prompts)
     assert [record["token_ids"] for record in shared] == [record["token_ids"] for record in apart]
     assert all(record["equal"] for record in shared)
+
+
+def test_a_target_is_left_as_it_was(model: Model) -> None:
+    """Guards against a method put back as an attribute, which keeps a target from being freed."""
+    vars(model.target).pop("run_pass", None)
+    with written_once(model.target, TAPS):
+        pass
+    assert "run_pass" not in vars(model.target)
