@@ -8,6 +8,7 @@ from outpace.api import Model, load
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
+from outpace.methods.catalog import own_budget
 
 # The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16 the
 # widest margin of a flip that float32 did not repeat was 0.257, over 23 flips (docs/log.md).
@@ -142,13 +143,14 @@ def certify(
     for group in _split(items, max(batch_sizes)):
         turns = _plain_turns(model, group, params)
         for method in methods:
-            run = method_runner(method, budget)
+            own = budget if own_budget(method) is None else None
+            run = method_runner(method, own)
             for batch_size in batch_sizes:
                 findings = dict.fromkeys(range(len(group)), Classification("equal"))
                 for turn, present in enumerate(turns):
                     for part in _split(present, batch_size):
                         prompts = [prompt for _, prompt, _ in part]
-                        answers = model.generate(prompts, params, method=method, budget=budget)
+                        answers = model.generate(prompts, params, method=method, budget=own)
                         for (index, prompt, want), got in zip(part, answers, strict=True):
                             if findings[index].kind == "equal":
                                 ids = want.token_ids, got.token_ids

@@ -169,7 +169,8 @@ class EndpointRun:
         body = sampling_fields(self.plan.params) | {"model": self._server.model}
         body |= {"prompt" if item.raw else "messages": item.prompt(turn, answers)}
         if self._server.is_outpace:
-            body |= speculation_fields(method, None if method == PLAIN else self.plan.budget)
+            has_own = method == PLAIN or "budget=" in method
+            body |= speculation_fields(method, None if has_own else self.plan.budget)
         return "completions" if item.raw else "chat/completions", body
 
 

@@ -1,5 +1,7 @@
 """The certificate: it must tell equal, tie and bug apart, and catch a real bug on a real forward."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,28 @@ def test_a_second_opinion_on_long_prompts(model: Model, monkeypatch: pytest.Monk
     monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
     Certifier(model)._load("float64")
     assert asked["max_model_len"] == model.target.max_length
+
+
+def test_a_certifier_ends_without_the_collector(model: Model) -> None:
+    """Guards against models that stay in memory when the next one is loaded."""
+    one = Certifier(model)
+    gone = weakref.ref(one)
+    gc.disable()
+    try:
+        del one
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_method_keeps_the_budget_that_it_names(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a tree of 30 nodes that is certified and was never drafted."""
+    asked, generate = set(), model.generate
+
+    def keep(*args: Any, **options: Any) -> Any:
+        asked.add((options["method"], options.get("budget")))
+        return generate(*args, **options)
+
+    monkeypatch.setattr(model, "generate", keep)
+    certify(model, ("recycle:budget=30", "lookup"), read_workload("builtin:1"), GREEDY, budget=8)
+    assert asked == {("plain", None), ("recycle:budget=30", None), ("lookup", 8)}

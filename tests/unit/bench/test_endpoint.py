@@ -302,3 +302,10 @@ def test_warm_prompts_are_asked_and_not_measured() -> None:
     records, seen = measured(honest(), OURS, warm_items=warm, levels=(1,))
     assert {record["id"] for record in records} == {item.id for item in ITEMS}
     assert sum("Warm?" in json.dumps(body) for body in seen.bodies) == 4
+
+
+def test_a_method_keeps_the_budget_that_it_names() -> None:
+    """Guards against a budget of all methods that replaces a method's own."""
+    _, seen = measured(honest(), OURS, methods=("lookup:budget=8", "recycle"), budget=4)
+    budgets = {(body["outpace"]["method"], body["outpace"].get("budget")) for body in seen.bodies}
+    assert budgets == {("plain", None), ("lookup:budget=8", None), ("recycle", 4)}
