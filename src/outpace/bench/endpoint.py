@@ -233,8 +233,8 @@ def under_load(
 
 
 def _ask(endpoint: Endpoint, asked: Asked, start: float, arrival: float, is_over: Event) -> TurnRun:
-    if arrival:
-        is_over.wait(max(start + arrival - perf_counter(), 0))
+    if arrival and is_over.wait(max(start + arrival - perf_counter(), 0)):
+        raise ModelError("another request of the run failed")
     sent = start + arrival if arrival else perf_counter()
     first = last = 0.0
     gaps: list[float] = []

@@ -68,8 +68,8 @@ class AnswerStream:
                     self.text += piece
                     self.pieces += 1
                     yield piece
-        except httpx.TransportError as error:
-            raise self._broken(str(error) or type(error).__name__) from error
+        except (httpx.RequestError, UnicodeDecodeError) as error:  # also bytes that are not what headers say
+            raise self._broken(_reason(error)) from error
         if self.finish_reason is None:
             raise self._broken("it ended without a finish_reason")
 

@@ -68,6 +68,7 @@ def test_thoughts_are_text_too() -> None:
             ModelError,
             "broke off after 2 characters",
         ),
+        (Reply([b"data: \xff\n\n"], headers=STREAM), ModelError, "broke off after 0"),
         (
             Reply(streamed(["He"]).pieces[:2], headers=STREAM),
             ModelError,
