@@ -1,6 +1,7 @@
 """What a table or figure of a paper consists of: rows, runs, columns, the paper's values and its claims.
 
-Each is a TOML file in `exhibits/PAPER`; fields are those of `Exhibit`. To add a paper, add a folder.
+Each is a TOML file in `exhibits/PAPER`; fields are those of `Exhibit`. To add a paper, add a folder. Rows, runs and
+values that are another exhibit's are given by its name.
 """
 
 import tomllib
@@ -22,6 +23,7 @@ PAPERS = {
 }
 """Titles."""
 PLAIN_ROW = "plain"
+SHARED = ("rows", "runs", "values")  # fields that may name another exhibit
 TRAINING = "training"  # stands for the set of a run that has losses
 WITH_PROMPT = {"end_to_end_speedup", "speedup_of_rates", "end_to_end_rate", "ttft_ms"}
 Verdict = Literal[
@@ -356,14 +358,16 @@ def read_exhibits(paper: str) -> list[Exhibit]:
     if paper not in PAPERS:
         raise InvalidRequest(f"paper={paper!r}: one of {', '.join(PAPERS)}")
     found = []
-    for file in (files("outpace") / "bench" / "paper" / "exhibits" / paper).iterdir():
-        if not file.name.endswith(".toml"):
-            continue
+    for name, own in by_name.items():
         try:
-            found.append(Exhibit(paper=paper, **tomllib.loads(file.read_text(encoding="utf-8"))))
-        except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
-            raise InvalidRequest(f"exhibit {paper}/{file.name}: {error}") from error
+            shared = {field: by_name[own[field]][field] for field in SHARED if isinstance(own.get(field), str)}
+            found.append(Exhibit(paper=paper, **own | shared))
+        except (ValidationError, TypeError, KeyError) as error:
+            raise InvalidRequest(f"exhibit {paper}, {name}: {error}") from error
     return sorted(found, key=lambda exhibit: _place(exhibit.name))
+    folder = files("outpace") / "bench" / "paper" / "exhibits" / paper
+    read = [tomllib.loads(one.read_text(encoding="utf-8")) for one in folder.iterdir() if one.name.endswith(".toml")]
+    by_name = {own["name"]: own for own in read}
 
 
 def _place(name: str) -> tuple[int, int, str]:

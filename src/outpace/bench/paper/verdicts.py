@@ -12,6 +12,8 @@ from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 
 RESAMPLES = 2000
 FEWEST = 6  # prompts that an interval takes
+USUAL: Mapping[Verdict, str] = {"undecided": "The difference is smaller than these prompts can tell."}
+"""Why, where a claim has no reason of its own."""
 TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
@@ -183,7 +185,7 @@ def judge(
     def found(
         verdict: Verdict, numbers: str = "", prompts: int = 0, more: int | None = None, why: str = ""
     ) -> ClaimFinding:
-        reason = why or claim.why.get(verdict, "")
+        reason = why or claim.why.get(verdict) or USUAL.get(verdict, "")
         of_claim = {"claim": claim.id, "text": claim.text, "quote": claim.quote}
         return ClaimFinding(
             **of_claim, verdict=verdict, why=reason, numbers=numbers, prompts=prompts, more_prompts=more
