@@ -49,7 +49,8 @@ class ExhibitRun(_Strict):
     Attributes:
         label: what differs between an exhibit's runs, such as "T = 1"; levels of a trend are in their order.
         level: the number of that, for figures over levels.
-        sets: names of prompts: a file NAME_dev.jsonl or NAME.jsonl of `--data`; NAME/CATEGORY for some of them.
+        sets: names of prompts: a file NAME_dev.jsonl or NAME.jsonl of `--data`; NAME/CATEGORY for some of them. A run
+            of losses has none.
         forgets: methods forget between prompts what they learned.
         warm: the first so many prompts of each set are decoded unmeasured.
         characters: prompts are cut to so many; None leaves them whole.
@@ -142,6 +143,10 @@ class Row(_Strict):
     trained: tuple[str, ...] = ()
     beyond: bool = False
     quick: bool = True
+
+    def is_in(self, run: ExhibitRun) -> bool:
+        """Whether a run has it."""
+        return not self.runs or run.label in self.runs
 
 
 class Sweep(_Strict):
@@ -338,13 +343,17 @@ class Exhibit(_Strict):
         """The runs to measure them in."""
         return [run.shortened() for run in self.runs if run.in_quick] if is_quick else list(self.runs)
 
+    def rows_in_runs(self, is_quick: bool) -> list[tuple[ExhibitRun, Row]]:
+        """Each run with each row that it has."""
+        rows = self.rows_of(is_quick)
+        return [(run, row) for run in self.runs_of(is_quick) for row in rows if row.is_in(run)]
+
     def cells_of(self, is_quick: bool) -> list[tuple[str, str, str]]:
         """A run's label, a row's name and a set of all that is to be measured."""
         return [
             (run.label, row.name, of)
-            for run in self.runs_of(is_quick)
-            for row in self.rows_of(is_quick)
-            if row.missing is None and (not row.runs or run.label in row.runs)
+            for run, row in self.rows_in_runs(is_quick)
+            if row.missing is None
             for of in (run.sets if run.training is None else (TRAINING,))
         ]
 

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -69,19 +68,15 @@ def jobs_of(exhibits: Sequence[Exhibit], is_quick: bool) -> list[SetRun]:
     """All that exhibits need, each run once; those that share a loaded target follow each other."""
     jobs: dict[str, SetRun] = {}
     for exhibit in exhibits:
-        rows = exhibit.rows_of(is_quick)
-        methods = {row.name: row.method for row in rows}
-        for run in (one for one in exhibit.runs_of(is_quick) if one.training is None):
-            for row in rows:
-                if row.runs and run.label not in row.runs:
-                    continue
-                for of in run.sets:
-                    job = SetRun(run, of, row.needs_drafter)
-                    job = jobs.setdefault(job.key, job)
-                    if row.method:
-                        job.rows.setdefault(row.method, row)
-                    if row.after is not None:
-                        job.after[row.method] = methods[row.after]
+        methods = {row.name: row.method for row in exhibit.rows_of(is_quick)}
+        for run, row in exhibit.rows_in_runs(is_quick):
+            for of in run.sets:
+                job = SetRun(run, of, row.needs_drafter)
+                job = jobs.setdefault(job.key, job)
+                if row.method:
+                    job.rows.setdefault(row.method, row)
+                if row.after is not None:
+                    job.after[row.method] = methods[row.after]
     return sorted(jobs.values(), key=lambda job: (job.slots, job.drafter or ""))
 
 
@@ -420,19 +415,19 @@ def cells_of(
     """An exhibit's cells, and why rows have none."""
     cells: dict[tuple[str, str, str], Measured] = {}
     why: dict[str, str] = {row.name: row.missing for row in exhibit.rows if row.missing is not None}
-    rows = exhibit.rows_of(is_quick)
-    for run, drafter in product(exhibit.runs_of(is_quick), dict.fromkeys(row.needs_drafter for row in rows)):
-        own = [row for row in rows if row.needs_drafter == drafter and (not row.runs or run.label in row.runs)]
-        if run.training is not None and drafter in losses:
-            cells |= {(run.label, row.name, TRAINING): trained(losses[drafter], run.training) for row in own}
+    rows = {row.method: row for row in exhibit.rows_of(is_quick)}
+    read: dict[tuple[str, str, str | None], dict[str, Measured]] = {}
+    for run, row in exhibit.rows_in_runs(is_quick):
+        if run.training is not None and row.needs_drafter is not None and row.needs_drafter in losses:
+            cells[run.label, row.name, TRAINING] = trained(losses[row.needs_drafter], run.training)
         for of in run.sets:
-            job = SetRun(run, of, drafter, {row.method: row for row in own})
-            found = read_cells(folder, job, names)
-            if PLAIN in found:
-                cells.setdefault((run.label, PLAIN_ROW, of), found[PLAIN])
-            for row in own:
-                if (reason := absent.get(f"{job.key} {row.method}")) is not None:
-                    why[row.name] = reason
-                if row.method in found:
-                    cells[run.label, row.name, of] = found[row.method]
+            job, place = SetRun(run, of, row.needs_drafter, rows), (run.label, of, row.needs_drafter)
+            if place not in read:
+                read[place] = read_cells(folder, job, names)
+            if PLAIN in read[place]:
+                cells.setdefault((run.label, PLAIN_ROW, of), read[place][PLAIN])
+            if (reason := absent.get(f"{job.key} {row.method}")) is not None:
+                why[row.name] = reason
+            if row.method in read[place]:
+                cells[run.label, row.name, of] = read[place][row.method]
     return cells, why

@@ -75,7 +75,7 @@ class ShownExhibit:
         """A line for each run and row: values by metric, prompts, equality, and what the row started with."""
         lines = []
         for run in self.runs:
-            own_rows = [row for row in self.rows if not row.runs or run.label in row.runs]
+            own_rows = [row for row in self.rows if row.is_in(run)]
             for row in [Row(name=PLAIN_ROW, method="plain"), *own_rows]:
                 found = {
                     column.metric: self.comparison.estimate(column.metric, run.label, row.name)
