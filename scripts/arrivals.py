@@ -103,7 +103,7 @@ class Comparison:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.rows = options, list[dict[str, Any]]()
-        slots = max(max(options.in_flight), 3)
+        slots = max(3, *options.in_flight, *options.batch)
         self.model = outpace.load(options.model, PLAIN, drafter=options.drafter, max_num_seqs=slots)
         self.model.engine.shares_prefixes = False
         items = read_workload(options.workload)
