@@ -29,13 +29,33 @@ def test_a_report_is_made_again_from_its_records(tmp_path: Path) -> None:
     assert last_json(run(*options, "--report-only"))["bugs"] == 0
 
 
+def test_verdicts_printed_are_this_runs(tmp_path: Path) -> None:
+    """Guards against another machine's verdicts in the place of the run's own."""
+    losses = {"tf-curr": [3.0 - n / 100 for n in range(100)], "tf": [3.2 - n / 1000 for n in range(100)]}
+    for name, own in (("own", losses), ("other", {})):
+        manifest = {
+            "target": "smollm2-135m",
+            "quick": False,
+            "data": "builtin",
+            "names": {},
+            "absent": {},
+            "losses": own,
+        }
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+    folders = ("--out", str(tmp_path / "own"), "--from", str(tmp_path / "other"))
+    assert last_json(run("paper", "domino", "--figure", "4", "--report-only", *folders))["claims"]["D18a"] == "holds"
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (("medusa",), "paper='medusa'"),
         (("graft", "--table", "99"), "table=99"),
         (("graft", "--data", "nowhere"), "data='nowhere'"),
-        (("graft", "--from", "nowhere", "--table", "7"), "from='nowhere'"),
+        (("graft", "--from", "nowhere", "--table", "7"), "nowhere/manifest.json: not that of"),
+        (("graft", "--table", "7", "--report-only", "--quick"), "quick=True"),
+        (("dynatree", "--train", "x"), "train='x'"),
         (("graft", "--drafter", "a", "--drafter", "b"), "drafter="),
     ],
 )

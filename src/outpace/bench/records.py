@@ -112,11 +112,11 @@ class RunFolder:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.path = folder
         wanted = json.loads(json.dumps(settings))
-        if not _text_of(folder / RECORDS):
+        if not text_of(folder / RECORDS):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         elif (folder / SETTINGS).is_file():
-            made = _object_of(folder / SETTINGS, _text_of(folder / SETTINGS))
+            made = object_of(folder / SETTINGS, text_of(folder / SETTINGS))
             for field in dict.fromkeys([*wanted, *made]):
                 if made.get(field) != wanted.get(field):
                     raise InvalidRequest(
@@ -130,13 +130,13 @@ class RunFolder:
         """Records of the groups that are there whole; what a kill left of another one is cut off. `sizes`: records of
         each group, in the order in which they are written."""
         path = self.path / RECORDS
-        text = _text_of(path)
+        text = text_of(path)
         lines = text.split("\n")[:-1]  # after the last line break: nothing, or a line that was cut off
         whole = max((end for end in accumulate(sizes) if end <= len(lines)), default=0)
         kept = "".join(line + "\n" for line in lines[:whole])
         if kept != text:
             write_whole(path, kept.encode())
-        return [_object_of(path, line) for line in lines[:whole]]
+        return [object_of(path, line) for line in lines[:whole]]
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add the records of a group."""
@@ -144,7 +144,7 @@ class RunFolder:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
-def _object_of(path: Path, text: str) -> dict[str, Any]:
+def object_of(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -154,7 +154,7 @@ def _object_of(path: Path, text: str) -> dict[str, Any]:
     return found
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:

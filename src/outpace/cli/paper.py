@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outpace.cli.options import AsJson, aside, load_for, progress_bar
+from outpace.cli.options import AsJson, aside, load_for, progress_bar, refuse_options
 from outpace.core.settings import LoadSettings
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from outpace.bench.paper.sources import RecordSource
 
 TARGET = "smollm2-135m"
+OF_MEASURING = ("quick", "target", "drafter", "train", "data")
 
 
 def paper(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="domino|dynatree|graft", help="The paper.")],
     table: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A table; by default all exhibits.")] = None,
     figure: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A figure.")] = None,
@@ -67,6 +69,8 @@ def paper(
     from outpace.bench.paper.measure import PromptSets, Suite
     from outpace.bench.paper.page import REPORT, write_report
 
+    if report_only:
+        refuse_options(context, OF_MEASURING, "nothing is measured (--report-only)")
     import_module("matplotlib")  # before the model is loaded, which takes long
     exhibits = chosen(read_exhibits(name), table or (), figure or ())
     folder = path_of(out) if out is not None else Path("runs/paper") / name
@@ -76,6 +80,8 @@ def paper(
         raise InvalidRequest(f"drafter={strange[0]!r}: no row needs it; rows need {', '.join(sorted(known)) or 'none'}")
     if list_ and as_json:
         raise InvalidRequest("json: --list prints a table; leave out one of them")
+    if train is not None and not any(row.trained for exhibit in exhibits for row in exhibit.rows):
+        raise InvalidRequest(f"train={train!r}: no row of these exhibits has a drafter to train; leave it out")
     general = [one for one in drafter or () if "=" not in one]
     if len(general) > 1:
         raise InvalidRequest(f"drafter={general!r}: give one for all rows, others as NAME=PATH")
@@ -99,17 +105,15 @@ def paper(
         suite.train(exhibits)
         with progress_bar(f"{name}, tokens", suite.total(exhibits)) as advance:
             suite.measure(exhibits, advance, str(date.today()))
-    shown = write_report(name, exhibits, _sources(folder, others or (), exhibits), folder)
+    sources = _sources(folder, others or (), exhibits)
+    shown = write_report(name, exhibits, sources, folder)
     findings = [finding for one in shown for finding in one.findings]
     if not as_json:
         for finding in findings:
             aside(f"{finding.claim}: {finding.verdict}. {finding.text} {finding.numbers}")
     bugs = sum(one.bugs for one in shown)
-    print(
-        json.dumps(
-            {"report": str(folder / REPORT), "claims": {one.claim: one.verdict for one in findings}, "bugs": bugs}
-        )
-    )
+    claims = {found.claim: found.verdict for one in shown if one.source is sources[0] for found in one.findings}
+    print(json.dumps({"report": str(folder / REPORT), "claims": claims, "bugs": bugs}))
     if bugs:
         raise typer.Exit(1)
 

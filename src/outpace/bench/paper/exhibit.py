@@ -366,6 +366,9 @@ def read_exhibits(paper: str) -> list[Exhibit]:
     """
     if paper not in PAPERS:
         raise InvalidRequest(f"paper={paper!r}: one of {', '.join(PAPERS)}")
+    folder = files("outpace") / "bench" / "paper" / "exhibits" / paper
+    read = [tomllib.loads(one.read_text(encoding="utf-8")) for one in folder.iterdir() if one.name.endswith(".toml")]
+    by_name = {own["name"]: own for own in read}
     found = []
     for name, own in by_name.items():
         try:
@@ -374,9 +377,6 @@ def read_exhibits(paper: str) -> list[Exhibit]:
         except (ValidationError, TypeError, KeyError) as error:
             raise InvalidRequest(f"exhibit {paper}, {name}: {error}") from error
     return sorted(found, key=lambda exhibit: _place(exhibit.name))
-    folder = files("outpace") / "bench" / "paper" / "exhibits" / paper
-    read = [tomllib.loads(one.read_text(encoding="utf-8")) for one in folder.iterdir() if one.name.endswith(".toml")]
-    by_name = {own["name"]: own for own in read}
 
 
 def _place(name: str) -> tuple[int, int, str]:

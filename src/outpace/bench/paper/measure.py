@@ -20,14 +20,14 @@ from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun
 from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.paper.verdicts import Cells
-from outpace.bench.records import RECORDS, RunFolder
+from outpace.bench.records import RECORDS, RunFolder, object_of, text_of
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
-from outpace.data.workload import WorkItem, read_workload
+from outpace.data.workload import BUILT_IN, WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest, NoDrafter, OutpaceError
 
-MANIFEST = "manifest.json"
+MANIFEST, OF_MANIFEST = "manifest.json", {"target", "quick", "data", "names", "absent"}
 WARM_ROUNDS, WARM_SET = 5, "sharegpt"  # of Graft's warm-up (its table 4): rounds, and whose prompts
 WARM_BUDGET = 15  # drafted nodes of methods that name no budget
 _WARM = re.compile(r"\{warm(\d*)\}")
@@ -130,14 +130,25 @@ class PromptSets:
         raise InvalidRequest(f"set {name!r}: {self.data} has no {stem}_dev.jsonl")
 
     def to_warm(self, rounds: int, file: Path) -> str:
-        """The workload of a warm-up: prompts to train on, not those that are measured. `file`: where to write them."""
+        """The workload of a warm-up: prompts to train on, not those that are measured. `file`: where to write them.
+
+        Raises:
+            InvalidRequest: there are fewer prompts than rounds.
+        """
         training = None if self.data is None else self.data / "train_prompts.jsonl"
         if training is None or not training.is_file():
-            return f"builtin:{rounds}"
-        lines = [line for line in training.read_text(encoding="utf-8").split("\n") if line.strip()]
-        own = [line for line in lines if json.loads(line)["dataset"] == WARM_SET]
-        file.write_text("".join(f"{line}\n" for line in own[:rounds]), encoding="utf-8")
-        return str(file)
+            spec, found = f"{BUILT_IN}:{rounds}", len(read_workload(BUILT_IN))
+        else:
+            lines = [line for line in training.read_text(encoding="utf-8").split("\n") if line.strip()]
+            own = [line for line in lines if json.loads(line).get("dataset") == WARM_SET]
+            file.write_text("".join(f"{line}\n" for line in own[:rounds]), encoding="utf-8")
+            spec, found = str(file), len(own)
+        if found < rounds:
+            raise InvalidRequest(
+                f"a warm-up of {rounds} rounds takes as many prompts, and there are {found}: give --data a folder with "
+                f"more of dataset {WARM_SET!r} in train_prompts.jsonl"
+            )
+        return spec
 
 
 @dataclass
@@ -181,7 +192,7 @@ class Suite:
         file = self.folder / MANIFEST
         if not file.is_file():
             return
-        about = json.loads(file.read_text())
+        about = read_manifest(self.folder)
         for name, wanted in self._identity().items():
             if about[name] != wanted:
                 raise InvalidRequest(
@@ -190,14 +201,15 @@ class Suite:
                 )
         before = about.get("drafters", {})  # older folders have none, and no losses
         for name, path in self.drafters.items():
-            if before.get(name, path) != path:
+            made = before.get(name, path if name else "that ships")  # rows of a name have no records without it
+            if made != path:
                 raise InvalidRequest(
-                    f"out={str(self.folder)!r}: its records were made with drafter {before[name]}, and this run has "
-                    f"{path}; choose a new folder"
+                    f"out={str(self.folder)!r}: its records were made with drafter {made}, and this run has {path}; "
+                    "choose a new folder"
                 )
         self.drafters = before | self.drafters
-        self.names, self.machine, self.load_before = about["names"], about["machine"], about["load"]
-        self.others_at_most, self.losses = about["others_at_most"], about.get("losses", {})
+        self.names, self.machine, self.load_before = about["names"], about.get("machine", {}), about.get("load", {})
+        self.others_at_most, self.losses = about.get("others_at_most", 0.0), about.get("losses", {})
         self.absent = about["absent"]
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
@@ -368,10 +380,23 @@ class Suite:
         advance(job.tokens * max(left, 0), False)
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the records of a folder were made with.
+
+    Raises:
+        InvalidRequest: no manifest of this command, or one that cannot be read.
+    """
+    file = folder / MANIFEST
+    about = object_of(file, text_of(file) or "{}")
+    if missing := OF_MANIFEST - about.keys():
+        raise InvalidRequest(f"{file}: not that of `outpace bench paper`: it lacks {', '.join(sorted(missing))}")
+    return about
+
+
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
     """Records of a job, by the plain decoding that they were measured with."""
     for file in sorted((folder / "records" / key).glob(f"*/{RECORDS}")):
-        yield [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+        yield [object_of(file, line) for line in text_of(file).split("\n")[:-1]]
 
 
 def _methods(records: Sequence[Record], prompts: int) -> set[str]:

@@ -56,7 +56,7 @@ class Measured:
 
     def deviation(self, name: str) -> float:
         """Standard deviation of a metric over several prompts, as DynaTree's tables have it."""
-        return float(self.metric(name, np.arange(len(self.own["steps"]))[:, None]).std(ddof=1))
+        return float(np.nanstd(self.metric(name, np.arange(len(self.own["steps"]))[:, None]), ddof=1))
 
     @property
     def starts_with(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
-from outpace.bench.paper.measure import MANIFEST, SetRun, cells_of
+from outpace.bench.paper.measure import SetRun, cells_of, read_manifest
 from outpace.bench.paper.metrics import OF_RECORDS, Measured, measured
 from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import DRAFT_MS, PHASES, RECORDS
@@ -56,11 +56,8 @@ class RecordFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "RecordFolder":
-        """Raises InvalidRequest: no such folder."""
-        try:
-            return cls(folder, json.loads((folder / MANIFEST).read_text()))
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(f"from={str(folder)!r}: no {MANIFEST} of `outpace bench paper`: {error}") from error
+        """Raises InvalidRequest: no folder of this command."""
+        return cls(folder, read_manifest(folder))
 
     @property
     def is_quick(self) -> bool:
@@ -141,9 +138,10 @@ class ServedRows:
         for run in exhibit.runs:
             for of in run.sets:
                 plain = _of_run(self.records[PLAIN_ROW], run, of)
-                for row in [PLAIN_ROW, *(row.name for row in exhibit.rows)]:
-                    if plain and (own := _of_run(self.records.get(row, ()), run, of)):
-                        cells[run.label, row, of] = _compared(row, own, plain)
+                for row in (Row(name=PLAIN_ROW, method=PLAIN), *exhibit.rows):
+                    of_row = PLAIN_ROW if row.method == PLAIN and row.name not in self.records else row.name
+                    if plain and (own := _of_run(self.records.get(of_row, ()), run, of)):
+                        cells[run.label, row.name, of] = _compared(row.name, own, plain)
         measured_rows = {row for _, row, _ in cells}
         return cells, {row.name: "no records" for row in exhibit.rows if row.name not in measured_rows}
 

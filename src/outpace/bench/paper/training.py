@@ -75,5 +75,8 @@ def run_outpace(*arguments: str, is_shown: bool = False) -> None:
     command, stderr = [sys.executable, "-m", "outpace.cli", *arguments], None if is_shown else subprocess.PIPE
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
     if done.returncode:
-        why = "see above" if is_shown else done.stderr.strip().splitlines()[-1]
+        if done.returncode < 0:
+            why = f"ended by signal {-done.returncode}"  # such as 9, where memory ran out
+        else:
+            why = "see above" if is_shown else ([*done.stderr.strip().splitlines()] or ["no reason given"])[-1]
         raise InvalidRequest(f"outpace {' '.join(arguments[:2])}: {why}")

@@ -97,7 +97,7 @@ class CellComparison:
             return None
         prompts, pooled = sum(cell.of for cell in own), np.mean(list(by_set.values()), axis=0)
         units = self.units(run, row, sets)
-        bounds = np.percentile(pooled[1:], (2.5, 97.5)) if _decides(units) else (None, None)
+        bounds = _interval(pooled) if _decides(units) else (None, None)
         low, high = (None if bound is None else float(bound) for bound in bounds)
         return Estimate(
             value=float(pooled[0]),
@@ -109,6 +109,12 @@ class CellComparison:
             equal=sum(cell.equal for cell in own) / prompts,
             bugs=sum(cell.bugs for cell in own),
         )
+
+
+def _interval(numbers: Numbers) -> Numbers:
+    """The 95 % interval of what drawn prompts gave; draws without a value, as of nothing drafted, are left out."""
+    bounds: Numbers = np.nanpercentile(numbers[1:], (2.5, 97.5))
+    return bounds
 
 
 def _decides(units: Sequence[int]) -> bool:
@@ -152,8 +158,8 @@ class _Side:
             return ("does not hold" if against else "holds"), text + claimed, None
         if not _decides(self.units):
             return "undecided", text + claimed, None
-        value, (low, high) = self.pooled[0], np.percentile(self.pooled[1:], (2.5, 97.5))
-        text += " ({} to {})".format(*map(self.form, np.percentile(self.shown[1:], (2.5, 97.5)))) + claimed
+        value, (low, high) = self.pooled[0], _interval(self.pooled)
+        text += " ({} to {})".format(*map(self.form, _interval(self.shown))) + claimed
         if low >= least:
             text += f", not on {', '.join(against)}" if against else ""
             return ("holds on average" if against else "holds"), text, None
@@ -274,7 +280,11 @@ class _Sides:
         if claim.over is None:
             return own
         base = self.comparison.metric(claim.metric, label, claim.over, sets)
-        paired = [of for of in own if of in base and self._are_paired(label, row, claim.over, of)]
+        paired = [
+            of
+            for of in own
+            if of in base and not np.isnan(base[of][0]) and self._are_paired(label, row, claim.over, of)
+        ]
         return {of: own[of] / np.maximum(base[of], 1e-9) for of in paired}
 
     def _units(self, label: str, row: str, of: str) -> int:

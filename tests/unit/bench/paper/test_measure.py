@@ -309,3 +309,30 @@ def test_unknown_names_are_refused() -> None:
         exhibit(claims=[{"id": "G1", "text": "x", "order": ("EAGLE", "TR")}])
     with pytest.raises(ValueError, match="give one of order"):
         exhibit(claims=[{"id": "G1", "text": "x"}])
+
+
+def test_a_drafter_for_rows_measured_without_it_is_refused(suite: Callable[[], Suite]) -> None:
+    """Guards against records of the drafter that ships shown as another one's."""
+    shown(suite(), exhibit())
+    other = suite()
+    other.drafters = {"": "mine"}
+    with pytest.raises(InvalidRequest, match="drafter that ships, and this run has mine"):
+        other.resume()
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '{"target": 1'])
+def test_a_damaged_folder_is_one_line(suite: Callable[[], Suite], text: str) -> None:
+    """Guards against a traceback for another tool's folder, and for a file that was cut off."""
+    own = suite()
+    (own.folder / MANIFEST).write_text(text)
+    for read in (own.resume, lambda: RecordFolder.read(own.folder)):
+        with pytest.raises(InvalidRequest, match=MANIFEST):
+            read()
+
+
+def test_a_warm_up_has_as_many_prompts_as_rounds(tmp_path: Path) -> None:
+    """Guards against 10, 25 and 50 rounds that are the same 7 prompts, and a traceback for a prompt without a set."""
+    (tmp_path / "train_prompts.jsonl").write_text('{"turns": ["Hi."]}\n')
+    for data in (None, tmp_path):
+        with pytest.raises(InvalidRequest, match="50 rounds"):
+            PromptSets(data).to_warm(50, tmp_path / "warm.jsonl")

@@ -26,7 +26,11 @@ EXHIBIT = Exhibit.model_validate(
         "name": "table 2",
         "title": "t",
         "shows": "s",
-        "rows": [{"name": "Domino", "method": "domino"}, {"name": "DFlash", "method": "dflash"}],
+        "rows": [
+            {"name": "Domino", "method": "domino"},
+            {"name": "DFlash", "method": "dflash"},
+            {"name": "Baseline", "method": "plain"},
+        ],
         "runs": [
             {"label": label, "sets": ("letters",), "batch": batch, "in_flight": batch, "tokens": 9, "temperature": warm}
             for label, batch, warm in (("1", 1, 0.0), ("2", 2, 0.0), ("2, T = 1", 2, 1.0))
@@ -61,7 +65,7 @@ def test_servers_are_rows_of_their_level(tmp_path: Path) -> None:
     (shown,) = write_report("domino", [EXHIBIT], [source], tmp_path)
     lines = {(line["run"], line["row"]): line for line in shown.table()}
     for level in ("1", "2"):
-        line, plain = lines[level, "Domino"], lines[level, "plain"]
+        line, plain = lines[level, "Domino"], lines[level, "Baseline"]
         assert (line["prompts"], line["equal"], line["bugs"]) == (plain["prompts"], 1.0, 0)
         assert line["values"]["tokens_per_second"]["value"] > 0
         assert line["values"]["draft_ms"] is None

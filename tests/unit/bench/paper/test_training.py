@@ -1,12 +1,16 @@
 """Losses of trainings in a paper's figure."""
 
 import json
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from outpace.bench.paper.exhibit import Exhibit, read_exhibits
 from outpace.bench.paper.page import ShownExhibit
 from outpace.bench.paper.sources import RecordFolder
-from outpace.bench.paper.training import read_losses
+from outpace.bench.paper.training import read_losses, run_outpace
+from outpace.lib.errors import InvalidRequest
 
 FALLING = [3.0 - n / 100 for n in range(100)]
 FLAT = [3.2 - n / 1000 for n in range(100)]
@@ -55,3 +59,10 @@ def test_losses_are_read_where_a_drafter_was_trained(tmp_path: Path) -> None:
         "other": str(tmp_path / "tf/x"),
     }
     assert read_losses([figure_4()], given) == {"tf": [3.0, 2.5]}
+
+
+def test_a_killed_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an index error, or a line about loading, as the reason that memory ran out."""
+    monkeypatch.setattr("subprocess.run", lambda *args, **options: subprocess.CompletedProcess([], -9, stderr=""))
+    with pytest.raises(InvalidRequest, match="ended by signal 9"):
+        run_outpace("warmup", "x")

@@ -191,3 +191,27 @@ def test_records_that_do_not_say_what_a_method_started_with_are_refused() -> Non
     record = {"method": "recycle", "options": {"budget": 3}, "finding": {"kind": "equal"}}
     with pytest.raises(InvalidRequest, match="lack drafter, files"):
         measured([record], [record])
+
+
+def test_a_base_that_is_not_known_decides_nothing() -> None:
+    """Guards against a traceback where a server counts no steps."""
+    unknown = [[float("nan")] * 5] * 2
+    found = verdict({"rows": ("fast",), "over": "unknown", "at_least": 1.0}, fast=[FAST] * 2, unknown=unknown)
+    assert found.verdict == "not testable here"
+
+
+def test_draws_in_which_nothing_was_drafted_are_left_out() -> None:
+    """Guards against a traceback where some drawn prompts have no value."""
+
+    def row(accepted: float) -> Measured:
+        own = {
+            "requests": np.ones(10),
+            "steps": np.ones(10),
+            "accepted": np.array([0.0] * 9 + [accepted]),
+            "drafted": np.array([0.0] * 9 + [8.0]),
+        }
+        return Measured(own, own, 10, 10, 0, {"files": {}, "drafter": None})
+
+    claim = Claim(id="X", text="x", metric="accepted_per_drafted", order=("a", "b"))
+    cells = {("cold", "a", "s"): row(4.0), ("cold", "b", "s"): row(2.0)}
+    assert judge(claim, RUNS, CellComparison(cells), {}, {}).verdict == "holds"
