@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from outpace.drafters.options import RetrievalOptions, first_complaint
-from outpace.lib.checks import plain, refuse_idle
+from outpace.lib.checks import plain
 from outpace.trees.shapes.table import shapes
 
 Window = Annotated[
@@ -110,5 +110,5 @@ class ModelOptions(RetrievalOptions):
             )
         self.shape_settings()
         if not (self._compares and self.noise):
-            refuse_idle(self, ["calibration"], f"noise={self.noise}" if self._compares else f"shape={self.shape}")
+            self.refuse_idle(["calibration"], f"noise={self.noise}" if self._compares else f"shape={self.shape}")
         return self

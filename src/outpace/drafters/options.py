@@ -5,19 +5,18 @@ from numbers import Real
 from os import PathLike, fspath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.lib.checks import check_text, is_int, plain, refuse_idle, shown
+from outpace.lib.checks import check_text, is_int, plain, shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.strict import StrictSettings
 
 MAX_BUDGET = MAX_TREE_NODES - 1
 
 
-class Options(BaseModel):
+class Options(StrictSettings):
     """Options of every method."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     budget: int | None = Field(
         default=None, ge=0, le=MAX_BUDGET, description="drafted nodes per round; by default the method's own number"
@@ -29,7 +28,7 @@ class Options(BaseModel):
         return None
 
 
-class MatrixOptions(BaseModel):
+class MatrixOptions(StrictSettings):
     """Options of whatever reads the transition matrix."""
 
     context: int = Field(
@@ -101,9 +100,9 @@ class RetrievalOptions(MatrixOptions, Options):
         idle = {"none": (*of_matrix, "place", "reserved"), "suffix": of_matrix}.get(self.retrieve, ())
         used = (("warm",) if self.takes_gates else ()) + (OF_MATRIX if self.reads_matrix else ())
         left = [name for name in idle if name not in used]
-        refuse_idle(self, left, f"retrieve={self.retrieve}", "choose another retrieve")
+        self.refuse_idle(left, f"retrieve={self.retrieve}", "choose another retrieve")
         if self.place == "tail":
-            refuse_idle(self, ["retrieve_breadth"], "place=tail, a chain of best successors", "choose place=root")
+            self.refuse_idle(["retrieve_breadth"], "place=tail, a chain of best successors", "choose place=root")
         return self
 
 

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outpace.lib.errors import InvalidRequest
-
-if TYPE_CHECKING:  # commands that need no options start without it
-    from pydantic import BaseModel
 
 BIAS_LIMIT = 100.0
 LONGEST_COUNT = 18  # digits of a whole number as text
@@ -40,13 +37,6 @@ def shown(value: Any) -> str:
 def plain(value: Any) -> str:
     """A value as texts of methods have it, unless it is too long or odd for a line."""
     return value if isinstance(value, str) and value.isprintable() and len(value) < LONG else shown(value)
-
-
-def refuse_idle(options: "BaseModel", names: Iterable[str], because: str, remedy: str = "leave it out") -> None:
-    """Raise ValueError for the first of the named options that was given, as it would change nothing."""
-    for name in names:
-        if name in options.model_fields_set:
-            raise ValueError(f"{name}={plain(getattr(options, name))}: does nothing with {because}; {remedy}")
 
 
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> int:

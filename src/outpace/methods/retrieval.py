@@ -12,7 +12,6 @@ from outpace.drafters.domino.methods import DOMINO
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.method import Method
 from outpace.drafters.options import MatrixOptions, Options, RetrievalOptions
-from outpace.lib.checks import refuse_idle
 from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.lookahead import Lookahead
@@ -121,7 +120,7 @@ class SamdOptions(Options):
     @model_validator(mode="after")
     def _check_corpus(self) -> "SamdOptions":
         if self.corpus is None:
-            refuse_idle(self, ["corpus_bias"], "no corpus", "name one with corpus=FILE")
+            self.refuse_idle(["corpus_bias"], "no corpus", "name one with corpus=FILE")
         return self
 
     @property

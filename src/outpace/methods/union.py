@@ -17,7 +17,6 @@ from outpace.drafters.lattice.methods import BEST, LATTICE
 from outpace.drafters.method import ANY, Method
 from outpace.drafters.model_options import ModelOptions, Window
 from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options
-from outpace.lib.checks import refuse_idle
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner
 from outpace.trees.retrieval.warm_file import load_matrix
@@ -89,13 +88,13 @@ class OutpaceOptions(MatrixOptions, Options):
     @model_validator(mode="after")
     def _check_draft(self) -> "OutpaceOptions":
         if self.draft == "none":
-            refuse_idle(self, _OF_DRAFT, "draft=none", "choose a draft")
+            self.refuse_idle(_OF_DRAFT, "draft=none", "choose a draft")
         if self.draft == "lattice":
-            refuse_idle(self, ["beam"], "draft=lattice, which grows best-first")
+            self.refuse_idle(["beam"], "draft=lattice, which grows best-first")
         if self.is_priced:
-            refuse_idle(self, ["skip_draft_above"], "prices, which decide it", "give a budget")
+            self.refuse_idle(["skip_draft_above"], "prices, which decide it", "give a budget")
         idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
-        refuse_idle(self, idle, f"retrieve={self.retrieve}", "choose another retrieve")
+        self.refuse_idle(idle, f"retrieve={self.retrieve}", "choose another retrieve")
         return self
 
     @property

@@ -70,6 +70,8 @@ def test_later_sources_win(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_are_named(override: str, said: str) -> None:
+        ("training.batch_size=yes", "true and false are for flags"),
+        ("training.betas=[1.0,0.9]", "less than 1"),
     """Guards against a misspelt setting that is ignored, and a run that does not do what was asked."""
     with pytest.raises(InvalidRequest, match=said):
         settings(None, override)

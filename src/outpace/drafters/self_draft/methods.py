@@ -16,7 +16,6 @@ from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, Model
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, RowSelector, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.drafters.shaped import shaped
-from outpace.lib.checks import refuse_idle
 from outpace.lib.errors import InvalidRequest
 from outpace.models.four_bits import in_four_bits
 from outpace.models.packed import PackedModel
@@ -73,7 +72,7 @@ class SelfDraftOptions(ModelOptions):
                 raise ValueError(
                     "bits=None: the whole target on all tokens drafts at the cost of decoding; name bits=4"
                 )
-            refuse_idle(self, ["keep"], "select=all", "choose select=window, snap or chunks")
+            self.refuse_idle(["keep"], "select=all", "choose select=window, snap or chunks")
         return self
 
 

@@ -10,20 +10,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from outpace.core.params import MAX_SEED
 from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.strict import StrictSettings
 
 if TYPE_CHECKING:
     from outpace.drafters.kind import Training
 
 M = TypeVar("M", bound=BaseModel)
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 TIMES = {"evaluate_every": 4, "save_every": 10}  # of a short run
 
 
-class Section(BaseModel):
+class Section(StrictSettings):
     """A part of the settings. YAML reads 6e-4 as text, so numbers may come as text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class DataSettings(Section):
@@ -75,7 +77,7 @@ class TrainingSettings(Section):
         "resume with more epochs or max_steps.",
     )
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of all steps.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Of AdamW.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Of AdamW.")
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW and Muon.")
     clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")
     precision: Literal["auto", "bfloat16", "float32"] = Field(

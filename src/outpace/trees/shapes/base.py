@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from outpace.budget.costs import Prices
 from outpace.core.protocols import Observation
+from outpace.lib.strict import StrictSettings
 
 
-class ShapeConfig(BaseModel):
+class ShapeConfig(StrictSettings):
     """Settings of a shape."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PlainShape:

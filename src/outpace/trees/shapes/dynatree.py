@@ -12,7 +12,6 @@ from torch import Tensor
 
 from outpace.core.drafting import Level
 from outpace.core.protocols import Observation
-from outpace.lib.checks import refuse_idle
 from outpace.trees.shapes.base import PlainShape, ShapeConfig
 
 Prune = Literal["leaves", "expansion"]
@@ -139,7 +138,7 @@ class DynaTreeConfig(ShapeConfig):
     def _agree(self) -> Self:
         for switch, idle in _IDLE.items():
             value = getattr(self, switch)
-            refuse_idle(self, idle.get(value, ()), f"{switch}={value}")
+            self.refuse_idle(idle.get(value, ()), f"{switch}={value}")
         breadth = self.adaptive_breadth
         ordered = [
             (not breadth or self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
