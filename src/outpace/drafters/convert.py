@@ -164,6 +164,8 @@ def settings_in(net: nn.Module) -> dict[str, Any]:
     fields: dict[str, Any] = net.config.model_dump()  # type: ignore[operator, union-attr]
     if set(fields.get("layer_types", ())) == {"full_attention"}:
         fields["layer_types"] = ()
+    if fields.get("sliding_window") is None:
+        fields.pop("sliding_causal", None)  # of layers that there are none of
     return fields
 
 

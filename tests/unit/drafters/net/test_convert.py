@@ -190,3 +190,4 @@ def test_settings_that_move_no_weight_are_compared() -> None:
         assert change.startswith(next(iter(changes)))
     silent = small_dflash(torch.float32, target_layers=None, layer_types=())
     assert changed_settings(net, silent) == []
+    assert changed_settings(small_dflash(torch.float32, sliding_causal=False), net) == [], "no layer slides"
