@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import typer
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 import outpace
 from outpace.cli.train import train_app
+from outpace.drafters.dflash.objective import DFlashObjectiveSettings
+from outpace.drafters.domino.objective import DominoObjectiveSettings
 from outpace.drafters.kinds import KINDS
+from outpace.drafters.lattice.objective import LatticeObjectiveSettings
 from outpace.drafters.training.settings import (
     DataSettings,
     RegenerateSettings,
@@ -67,11 +70,11 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("training.epochs.x=3", "section.field=value"),
         ("training.epochs=[1", "not YAML"),
         ("data.max_length=abc", "data.max_length='abc'"),
+        ("training.batch_size=yes", "true and false are for flags"),
+        ("training.betas=[1.0,0.9]", "less than 1"),
     ],
 )
 def test_bad_settings_are_named(override: str, said: str) -> None:
-        ("training.batch_size=yes", "true and false are for flags"),
-        ("training.betas=[1.0,0.9]", "less than 1"),
     """Guards against a misspelt setting that is ignored, and a run that does not do what was asked."""
     with pytest.raises(InvalidRequest, match=said):
         settings(None, override)
@@ -182,3 +185,17 @@ def test_a_short_run_is_measured_and_stored_too() -> None:
     assert [stated.training.steps_between(name, 82) for name in names] == [500, 500]
     assert [short.data.held_out_of(prompts) for prompts in (3, 100, 500)] == [2, 20, 64]
     assert settings(None, "data.held_out=40").data.held_out_of(100) == 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (DFlashObjectiveSettings, {"depth_weights": "d-pace", "gamma": 3.0}, "gamma=3.0: does nothing with depth_wei"),
+        (LatticeObjectiveSettings, {"total_variation": 2.0}, "total_variation=2.0: does nothing with labels=tokens"),
+        (DominoObjectiveSettings, {"strategy": "teacher-forcing", "decay_ratio": 0.5}, "does nothing with strategy="),
+    ],
+)
+def test_settings_without_effect_are_refused(kind: type[BaseModel], given: dict[str, Any], said: str) -> None:
+    """Guards against an ablation whose changed setting another one turns off."""
+    with pytest.raises(ValidationError, match=said):
+        kind(**given)

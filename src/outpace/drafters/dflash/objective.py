@@ -94,6 +94,8 @@ class DFlashObjectiveSettings(VocabularySettings):
     def _check_loss(self) -> Self:
         if self.loss != "ce" and self.labels != "target-softmax":
             raise ValueError(f"loss={self.loss}: compares with distributions; set objective.labels=target-softmax")
+        if self.depth_weights == "d-pace" and self.gamma is not None:
+            raise ValueError(f"gamma={self.gamma}: does nothing with depth_weights=d-pace; leave it out")
         return self
 
 
@@ -127,12 +129,12 @@ class DFlashObjective(Objective):
         rows = self._supervised(batch, anchors, self.depth)
         hidden = self._drafting(batch, anchors, self.depth)
 
-        def losses(hidden: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
+        def losses(hidden: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             found, accepted = row_losses(rows.logits(hidden), rows.labels(truth), rows.loss)
-            weights = rows.weigh(depths, accepted)
+            weights = rows.weigh(cells, accepted)
             return torch.stack([(found * weights).sum(), weights.sum()])
 
-        pieces = hidden[rows.own], rows.truth, rows.depths
+        pieces = hidden[rows.own], rows.truth, rows.cells
         loss, weight = summed_with_gradients(losses, pieces, at_once=rows.at_once).unbind()
         return {"loss": loss, "weight": weight.detach()}
 
@@ -277,13 +279,14 @@ class SupervisedRows:
     target: FrozenTarget
 
     @property
-    def depths(self) -> Tensor:
-        """[R] int64, the depth of each row, from 0."""
-        return self.own.nonzero()[:, 1]
+    def cells(self) -> Tensor:
+        """[R] int64, where each row stands in `own`, counted block by block."""
+        return self.own.flatten().nonzero()[:, 0]
 
-    def weigh(self, depths: Tensor, accepted: Tensor) -> Tensor:
-        """Weights [R] of whole blocks. `depths`, `accepted`: as of `paced_weights`."""
-        return paced_weights(depths, accepted, self.own.shape[1]) if self.decay is None else self.decay[depths]
+    def weigh(self, cells: Tensor, accepted: Tensor) -> Tensor:
+        """Weights [R] of whole blocks. `cells`, `accepted`: as of `paced_weights`."""
+        depth = self.own.shape[1]
+        return paced_weights(cells, accepted, depth) if self.decay is None else self.decay[cells % depth]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head on outputs [R, H]: [R, K] in float32 at least."""

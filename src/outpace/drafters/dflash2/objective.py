@@ -48,10 +48,10 @@ class DFlash2Objective(NeighbourObjective):
         right = head.successors  # [K, r]; ids drawn for the base stand for the rest, and are not drafted
         count = min(self.net.config.selector_top_k, len(right))
 
-        def losses(hidden: Tensor, left: Tensor, truth: Tensor, places: Tensor, depths: Tensor) -> Tensor:
+        def losses(hidden: Tensor, left: Tensor, truth: Tensor, places: Tensor, cells: Tensor) -> Tensor:
             scores = rows.logits(hidden)
             of_base, accepted = row_losses(scores, rows.labels(truth), rows.loss)
-            weights = rows.weigh(depths, accepted)
+            weights = rows.weigh(cells, accepted)
             base = (of_base * weights).sum()
             best = scores[:, : len(right)].topk(count).indices  # [R, k]
             pairs = scores.gather(1, best) + torch.einsum("rd,rkd->rk", left, right[best])
@@ -60,7 +60,7 @@ class DFlash2Objective(NeighbourObjective):
             selector = weighted_cross_entropy(pairs, is_true.int().argmax(dim=1), found)
             return torch.stack([base + selector, base, selector, weights.sum()])
 
-        pieces = (hidden, head.left(before, hidden), rows.truth, places, rows.depths)
+        pieces = (hidden, head.left(before, hidden), rows.truth, places, rows.cells)
         loss, base, selector, weight = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
         return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "selector": selector.detach()}
 

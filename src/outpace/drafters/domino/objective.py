@@ -8,10 +8,10 @@ to 0: with clean prefixes from the start, the head would learn what the backbone
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.objective import (
@@ -63,6 +63,14 @@ class DominoObjectiveSettings(DFlashObjectiveSettings):
         default=1.0, gt=0, le=1, description="Part of the training over which lambda falls to 0."
     )
 
+    @model_validator(mode="after")
+    def _check_strategy(self) -> Self:
+        if self.strategy != "curriculum" and self.decay_ratio != 1.0:
+            raise ValueError(
+                f"decay_ratio={self.decay_ratio}: does nothing with strategy={self.strategy}; leave it out"
+            )
+        return self
+
 
 class DominoObjective(DFlashObjective):
     """A Domino drafter in training. With shifted labels the block's last position is trained too, though by default it
@@ -88,19 +96,19 @@ class DominoObjective(DFlashObjective):
         corrected = torch.tensor([config.corrects(at) for at in range(1, depth + 1)], device=read.device)
         share = self._base_share(progress)
 
-        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
+        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
             moved = scores + self._correction(hidden, states, corrected, scores.shape[1])
             of_base, _ = row_losses(scores, labels, rows.loss)
             of_final, accepted = row_losses(moved, labels, rows.loss)
-            weights = rows.weigh(depths, accepted)
+            weights = rows.weigh(cells, accepted)
             base, final = ((found * weights).sum() for found in (of_base, of_final))
             # With lambda = 0 the base needs no gradient.
             loss = (1 - share) * final + share * base if share else final
             return torch.stack([loss, base, final, weights.sum()])
 
         own = rows.own
-        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.depths)
+        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.cells)
         weights = tuple(self.net.head.embed_proj.parameters())
         loss, base, final, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
         return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "final": final.detach()}

@@ -62,19 +62,19 @@ class DSparkObjective(NeighbourObjective):
         right = head.successors  # [K, r]
 
         def losses(
-            hidden: Tensor, left: Tensor, confidence: Tensor, truth: Tensor, places: Tensor, depths: Tensor
+            hidden: Tensor, left: Tensor, confidence: Tensor, truth: Tensor, places: Tensor, cells: Tensor
         ) -> Tensor:
             base, moves = rows.logits(hidden), nn.functional.linear(left, right)
             scores = base + nn.functional.pad(moves, (0, base.shape[1] - moves.shape[1]))  # drawn ids are not drafted
             distance = (scores.softmax(dim=-1) - rows.labels(truth)).abs().sum(dim=-1)  # [R]
             accepted = 1 - distance.detach() / 2
-            weights = rows.weigh(depths, accepted)
+            weights = rows.weigh(cells, accepted)
             doubt = nn.functional.binary_cross_entropy_with_logits(confidence, accepted, reduction="none")
             ce = weighted_cross_entropy(scores, places, weights)
             apart, unsure = (distance * weights).sum(), (doubt * weights).sum()
             return torch.stack([CE_SHARE * ce + DISTANCE_SHARE * apart + unsure, weights.sum(), ce, apart, unsure])
 
-        pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.depths)
+        pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.cells)
         loss, weight, *parts = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
         named = zip(("ce", "distance", "confidence"), parts, strict=True)
         return {"loss": loss, "weight": weight.detach()} | {name: part.detach() for name, part in named}

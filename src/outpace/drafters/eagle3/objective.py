@@ -198,6 +198,11 @@ def build_eagle3(
         raise InvalidRequest(
             f"net.own_head=false, {given[0]}: no layout has a drafter with both; leave one of them out"
         )
+    if not net.own_head and net.draft_vocab_size != FusionNetSettings.model_fields["draft_vocab_size"].default:
+        raise InvalidRequest(
+            f"net.draft_vocab_size={net.draft_vocab_size}: does nothing with net.own_head=false; set "
+            "objective.vocabulary instead"
+        )
     chosen = net.model_dump(include=set(Eagle3NetSettings.model_fields) - set(FusionNetSettings.model_fields))
     if net.taps is None:  # a target with few layers lacks some of them
         chosen["taps"] = tuple(min(max(tap, 0), target.layers - 1) for tap in usual_taps(target.layers))

@@ -11,9 +11,10 @@ step, with probabilities that were too high.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.drafters.dflash.objective import (
@@ -54,6 +55,12 @@ class LatticeObjectiveSettings(DFlashObjectiveSettings):
         default=1.0, ge=0, description="Weight of the total variation distance, with labels=target-softmax."
     )
 
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.labels == "tokens" and self.total_variation != 1.0:
+            raise ValueError(f"total_variation={self.total_variation}: does nothing with labels=tokens; leave it out")
+        return self
+
 
 class LatticeObjective(DFlashObjective):
     """A lattice drafter in training."""
@@ -71,16 +78,16 @@ class LatticeObjective(DFlashObjective):
         before = anchors.tokens_before(batch, self.depth)
         mix = self.settings.mix
 
-        def losses(hidden: Tensor, before: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
+        def losses(hidden: Tensor, before: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
             candidates = self._candidates(scores)
             of_base, accepted, *entries = losses_and_candidates(scores, labels, rows.loss, candidates)
-            weights = rows.weigh(depths, accepted)
+            weights = rows.weigh(cells, accepted)
             base = (of_base * weights).sum()
             pair = (self._pair_losses(rows, labels, candidates, entries, hidden, before) * weights).sum()
             return torch.stack([(1 - mix) * base + mix * pair, base, pair, weights.sum()])
 
-        pieces = hidden[rows.own], before[rows.own], rows.truth, rows.depths
+        pieces = hidden[rows.own], before[rows.own], rows.truth, rows.cells
         weights = tuple(self.net.pair_head.parameters())
         loss, base, pair, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
         return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "pair": pair.detach()}

@@ -191,20 +191,20 @@ def depth_weights(depth: int, gamma: float, device: torch.device) -> Tensor:
     return torch.exp(-torch.arange(depth, device=device, dtype=torch.float32) / gamma)
 
 
-def paced_weights(depths: Tensor, accepted: Tensor, depth: int) -> Tensor:
+def paced_weights(cells: Tensor, accepted: Tensor, depth: int) -> Tensor:
     """D-PACE's weights (arXiv 2605.18810): how many tokens a round may still gain at a draft and after it.
 
     Args:
-        depths: [R] int64, of each supervised row, from 0; ascending within a block.
+        cells: [R] int64, ascending: each supervised row's depth, from 0, plus `depth` times its block's number.
         accepted: [R] how likely each draft is accepted, given that those before are.
         depth: most rows of a block.
 
     Returns:
         [R] without gradients.
     """
-    starts = torch.cat((depths.new_ones(1, dtype=torch.bool), depths[1:] <= depths[:-1]))
-    blocks = starts.cumsum(0) - 1  # [R]
-    likely = accepted.new_ones(int(blocks[-1]) + 1, depth)
+    depths = cells % depth
+    numbers, blocks = (cells // depth).unique(return_inverse=True)  # [B], [R]
+    likely = accepted.new_ones(len(numbers), depth)
     likely[blocks, depths] = PACE_FLOOR + (1 - PACE_FLOOR) * accepted.detach()
     reached = torch.zeros_like(likely)
     reached[blocks, depths] = likely.cumprod(dim=1)[blocks, depths]  # depths that are not supervised gain nothing
@@ -292,7 +292,11 @@ class LossVocabulary:
         if not left:
             return cls()
         # A drafter that cannot draft the EOS loses the last round of every answer.
-        ends = [number for number in facts.special if facts.counts[number]]
+        ends = [number for number in facts.special if number < size and facts.counts[number]]  # tokenizers have more
+        if keep < len(ends):
+            raise InvalidRequest(
+                f"objective.vocabulary={keep}: must be at least {len(ends)}, the special ids that occur"
+            )
         return cls(rank_tokens(facts.counts.cpu(), keep, ends).to(device), size, settings.sampled)
 
     def labels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
