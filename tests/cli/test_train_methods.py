@@ -204,7 +204,8 @@ def test_a_dry_run_holds_out_what_the_run_does(target: Path, prompts: Path, tmp_
 def test_prompts_that_do_not_fit_are_named(target: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against prompts that are lost on the way without a word."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text(prompts.read_text() + json.dumps({"id": "long", "turns": ["word " * 200]}) + "\n")
+    file.write_text(json.dumps({"id": "long", "turns": ["word " * 200]}) + "\n" + prompts.read_text())
+    assert command(*arguments("medusa", target, file, tmp_path / "plan"), "--dry-run").exit_code == 0
     result = command(*arguments("medusa", target, file, tmp_path / "run"))
     assert result.exit_code == 0
     assert "cut long: turn 1:" in result.stderr
@@ -301,6 +302,12 @@ def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path:
         capture("draft-lm", target, prompts, answers, tmp_path / "none", "objective.loss=tokens")
     with pytest.raises(InvalidRequest, match="dtype='int4'"):
         capture("medusa", target, prompts, answers, tmp_path / "int4", "--stored", "int4")
+    shutil.copytree(answers, tmp_path / "others")
+    about = json.loads((tmp_path / "others" / "about.json").read_text())
+    about["sampling"]["temperature"] = 0.7
+    (tmp_path / "others" / "about.json").write_text(json.dumps(about))
+    with pytest.raises(InvalidRequest, match="captured for answers with sampling="):
+        run("medusa", target, prompts, tmp_path / "mixed", "--answers", str(tmp_path / "others"), *stored[2:])
     (next((tmp_path / "features").glob("part-*"))).unlink()
     with pytest.raises(InvalidRequest, match="13 of 13 sequences are not in it"):
         run("medusa", target, prompts, tmp_path / "missing", *stored)

@@ -195,6 +195,7 @@ def transitions(
     """Rank the tokens that the target expects after each token, and each pair, over prompts and answers: for the option
     warm=FILE. No drafter is needed, and no gradients are computed."""
     quieten_transformers()
+    from outpace.data.answers import read_about
     from outpace.data.workload import read_workloads
     from outpace.drafters.training.settings import DataSettings
     from outpace.lib.stages import loading
@@ -215,7 +216,8 @@ def transitions(
     samples = join(items, path_of(answers), codec, frozen.vocab_size, longest)
     stored = None
     if features is not None:
-        stored = stored_features(features, (frozen.layers,), frozen, samples, longest)
+        about = read_about(path_of(answers))
+        stored = stored_features(features, (frozen.layers,), frozen, samples, longest, about)
     ranks = TransitionRanks(frozen.vocab_size)
     with progress_bar("sequences", len(samples)) as advance:
         for ids, top_ids, probs in expected(samples, frozen, stored):

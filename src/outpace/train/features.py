@@ -1,6 +1,7 @@
 """The target's hidden states of training sequences: stored on disk for repeated runs and small GPUs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.data.answers import PartFolder, contradiction, opened
+from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import Progress
 from outpace.models.frozen import FrozenTarget
@@ -49,7 +51,8 @@ class FeatureStore:
     def existing(cls, folder: str | Path) -> "FeatureStore":
         """The store in a folder, with its own settings."""
         about = PartFolder(folder, CONTENTS).about()
-        if about.get("dtype") not in DTYPES or not {"taps", "width"} <= about.keys():
+        taps, sizes = about.get("taps"), (about.get("width"), about.get("max_length", 0))
+        if about.get("dtype") not in [*DTYPES] or not isinstance(taps, list) or not all(map(is_int, [*taps, *sizes])):
             raise ModelError(f"{CONTENTS}={str(folder)!r}: its dtype, taps and width are not stated; capture again")
         return cls(folder, {name: value for name, value in about.items() if name != "format"})
 
@@ -154,8 +157,12 @@ def about_features(
         "width": len(taps) * target.config.hidden_size,
         "dtype": dtype,
         "max_length": max_length or target.max_length,
-        "answers": {name: value for name, value in answers.items() if name != "format"},
+        "answers": _settings_of(answers),
     }
+
+
+def _settings_of(answers: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answers.items() if name != "format"}
 
 
 def capture(
@@ -177,9 +184,14 @@ def capture(
 
 
 def stored_features(
-    folder: str, taps: Sequence[int], target: FrozenTarget, samples: SampleSet, max_length: int
+    folder: str,
+    taps: Sequence[int],
+    target: FrozenTarget,
+    samples: SampleSet,
+    max_length: int,
+    answers: Mapping[str, Any],
 ) -> Callable[[str], Tensor]:
-    """A function that reads captured features by the names of sequences."""
+    """A function that reads captured features by the names of sequences. `answers`: the settings of the answers."""
     if not taps:
         raise InvalidRequest(f"features={folder!r}: under these settings none are read; leave it out")
     store = FeatureStore.existing(folder)
@@ -196,6 +208,13 @@ def stored_features(
                 f"features={folder!r}: captured with {field}={store.about.get(field)!r}, and this run needs {value!r}; "
                 "capture them for this method and target"
             )
+    made, own = store.about.get("answers") or {}, _settings_of(answers)
+    for field in sorted({*made, *own}):
+        if made.get(field) != own.get(field):
+            raise InvalidRequest(
+                f"features={folder!r}: captured for answers with {field}={made.get(field)!r}, and these have "
+                f"{own.get(field)!r}; capture them for these answers"
+            )
     if int(store.about.get("max_length", 0)) < max_length:
         raise InvalidRequest(
             f"features={folder!r}: captured with data.max_length={store.about.get('max_length')}, and this run has "
@@ -207,7 +226,12 @@ def stored_features(
             f"features={folder!r}: {len(missing)} of {len(samples)} sequences are not in it, such as {missing[0]!r}; "
             "run `outpace train capture` again to complete it"
         )
-    return lambda name: store.read(name, target.dtype, taps)[:max_length]  # those of longer sequences begin the same
+    return partial(_read, store, target.dtype, taps, max_length)
+
+
+def _read(store: FeatureStore, dtype: torch.dtype, taps: Sequence[int], most: int, name: str) -> Tensor:
+    """Features of a sequence; those of longer ones begin the same. Processes that read ahead can be sent it."""
+    return store.read(name, dtype, taps)[:most]
 
 
 @torch.inference_mode()

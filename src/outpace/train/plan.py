@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -46,7 +47,7 @@ def plan(run: Run) -> dict[str, Any]:
     objective = build(run, target, codec, samples, ()).to(target.device)
     training = run.settings.training
     sampler = BatchSampler(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
-    steps = -(-round(training.epochs * count) // training.batch_size)
+    steps = max(1, -(-round(training.epochs * count) // training.batch_size))
     steps = min(steps, training.max_steps or steps)
     seconds = {}
     if run.answers is None:
@@ -121,7 +122,10 @@ def answer_seconds(run: Run, items: Sequence[WorkItem], turns: int, tokens: floa
     how = run.settings.regenerate
     options: dict[str, Any] = {"dtype": run.dtype, "device": run.device, "max_num_seqs": how.batch_size}
     model = load(run.target, "plain", enable_prefix_caching=False, **options)
-    prompts = [model.encode(item.prompt(0, [])) for item in items[: how.batch_size]]
+    encoded, most = (model.encode(item.prompt(0, [])) for item in items), model.target.max_length - 1 - TRIED_TOKENS
+    prompts = list(islice((ids for ids in encoded if len(ids) <= most), how.batch_size))  # runs leave out the others
+    if not prompts:
+        return 0.0
     seconds = []
     for length in (1, 1 + TRIED_TOKENS):  # prompts alone, then with tokens behind them
         started = perf_counter()

@@ -112,12 +112,14 @@ def train(
         check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
         length = run.settings.training.model_dump(include=LENGTH)
         about = {**_notes(accelerator), "data": _sizes(samples, held_out), "length": length}
-        claim(run.out, _dependencies(run, items, folder, codec), about)
+        count = run.settings.data.held_out_of(samples.prompts)
+        claim(run.out, _dependencies(run, items, folder, codec, count), about)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
     stored = None
     if run.features is not None:
-        stored = stored_features(run.features, objective.taps, target, samples, longest_of(run, target))
+        longest = longest_of(run, target)
+        stored = stored_features(run.features, objective.taps, target, samples, longest, read_about(folder))
     data = TrainingData(samples, held_out, stored, run.settings.data.workers)
     write = partial(objective.write, codec=codec, dtype=run.settings.training.dtype)
     trainer = Trainer(
@@ -250,9 +252,12 @@ def answers_hash(folder: Path) -> str:
     return files_hash(sorted(folder.glob("part-*.safetensors")))
 
 
-def _dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: TextCodec) -> dict[str, Any]:
-    """What the drafter depends on, for its provenance."""
+def _dependencies(
+    run: Run, items: Sequence[WorkItem], answers: Path, codec: TextCodec, held_out: int
+) -> dict[str, Any]:
+    """What the drafter depends on, for its provenance. `held_out`: prompts, as stated or by default."""
     settings = run.settings.model_dump(mode="json", serialize_as_any=True)
+    settings["data"]["held_out"] = held_out
     for section, names in FREE.items():
         settings[section] = {name: value for name, value in settings[section].items() if name not in names}
     if run.settings.training.schedule == "wsd":
@@ -337,6 +342,10 @@ def begin_with(objective: Objective, folder: str) -> None:
     if is_drafter:
         read = load_net(found)
         tensors, described, own = dict(read.state_dict()), settings_in(read), settings_in(net)
+        if described.get("target_layers", 0) is None:
+            del described["target_layers"]  # which a file may leave out, like taps
+        if described.get("taps", ()) is None:
+            described["taps"] = read.config.taps_of(objective.target.layers)  # type: ignore[union-attr, operator]
     else:  # a language model
         described = own = {}
         tensors = {f"model.{name}": one for name, one in read_checkpoint(locate(found, FILES, "start")).tensors.items()}

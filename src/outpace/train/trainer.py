@@ -32,7 +32,9 @@ from outpace.train.records import RunLog, States, read_counters, replace_folder,
 
 STATES, DRAFTER = "states", "drafter"
 # Rows of these are looked up or scored one by one, so their gradients are not those of matrices.
-BY_ROW = ("embed_tokens", "lm_head", "embed_proj.2", "predecessors", "successors")
+BY_ROW = (
+    "embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out", "embed_proj.2", "predecessors", "successors",
+)  # fmt: skip
 MOMENTUM = 0.95
 FALL, LOWEST = 0.2, 0.1  # of the schedule "wsd": part of the steps, and of the learning rate
 ANCHORS_AT_ONCE = 256
@@ -231,6 +233,7 @@ class Trainer:
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._choosing, self._quoted = data.samples.halves(data.held_out)
         self._step, self._best, self._stale = 0, 0.0, 0
+        self._measured, self._saved = 0, 0  # the last steps that were measured, and stored
         self._is_whole = True  # between two steps, until weights change
         self._figure = 0.0  # of the written drafter, on the prompts that it was not chosen by
 
@@ -252,19 +255,24 @@ class Trainer:
 
     def _loop(self) -> bool:
         """The steps that are left; returns whether they ended early."""
-        stopped = self._is_stale()
+        stopped = self._finish_step()
         passes = iter(self._loader())
         while self._step < self.steps and not stopped:
             started = perf_counter()
             shown = self._train_step(passes)
+            self._record({"step": self._step + 1, **shown, "seconds": perf_counter() - started})
             self._step += 1
-            self._record({"step": self._step, **shown, "seconds": perf_counter() - started})
-            if self._is_due("evaluate_every"):
-                self._measure()
-                stopped = self._is_stale()
-            if self._is_due("save_every") or stopped:
-                self._save()
             self._is_whole = True
+            stopped = self._finish_step()
+        return stopped
+
+    def _finish_step(self) -> bool:
+        """Measure and store what is due, also after an interruption; returns whether training ends early."""
+        if self._step > self._measured and self._is_due("evaluate_every"):
+            self._measure()
+        stopped = self._is_stale()
+        if self._step > self._saved and (self._is_due("save_every") or stopped):
+            self._save()
         return stopped
 
     def _is_due(self, setting: str) -> bool:
@@ -333,12 +341,13 @@ class Trainer:
         rate, played = self._simulated(self._choosing).tokens_per_step, self._simulated(self._quoted)
         is_better = rate > self._best + (self._settings.min_gain if self._best else 0.0)
         is_final = self._objective.may_stop(self._step / self.steps)
-        self._stale = self._stale + 1 if is_final and not is_better else 0
         if is_better:
-            self._best, self._figure = rate, played.tokens_per_step
             with self._accelerator.autocast(), _unsharded(self._module):
                 self._objective.calibrate(self._batches(self._choosing))
             self._export()
+            self._best, self._figure = rate, played.tokens_per_step
+        self._stale = self._stale + 1 if is_final and not is_better else 0
+        self._measured = self._step
         shown = {"tokens_per_step": played.tokens_per_step, "by_position": played.by_position, "best": self._figure}
         self._record({"step": self._step, "held_out": shown, "chosen_by": {"tokens_per_step": rate}})
 
@@ -369,6 +378,7 @@ class Trainer:
 
     def _save(self) -> None:
         accelerator, counters = self._accelerator, {"best": self._best, "figure": self._figure, "stale": self._stale}
+        counters["measured"] = self._measured
         if accelerator.is_main_process:
             self._states.scratch()
         accelerator.wait_for_everyone()
@@ -378,6 +388,7 @@ class Trainer:
         if accelerator.is_main_process:
             self._states.finish(self._step, counters)
         accelerator.wait_for_everyone()
+        self._saved = self._step
 
     def _resume(self) -> None:
         state = self._states.latest()
@@ -391,6 +402,7 @@ class Trainer:
                 ) from error
             self._step, self._stale = counters["step"], counters["stale"]
             self._best, self._figure = counters["best"], counters["figure"]
+            self._saved, self._measured = self._step, counters.get("measured", self._step)
         if self._accelerator.is_main_process:
             self._log.cut(self._step)
 

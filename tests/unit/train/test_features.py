@@ -1,7 +1,9 @@
 """Stored features: what is read is what was written, as far as its dtype goes, and nothing of another run gets in."""
 
+import pickle
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from outpace.drafters.training.batch import TrainingSample
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train import features
 from outpace.train.data import SampleSet
-from outpace.train.features import DTYPES, FeatureStore
+from outpace.train.features import DTYPES, FeatureStore, _read
 from tests.unit.drafters.training import tiny
 
 ABOUT: dict[str, Any] = {"target": "tiny", "taps": [0, 2, 3], "width": 12, "dtype": "bfloat16"}
@@ -125,6 +127,22 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="taps and width are not stated"):
         FeatureStore.existing(tmp_path / "bare")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers", "bare", "thesis.txt"]
+
+
+@pytest.mark.parametrize("change", [{"dtype": ["x"]}, {"taps": 3}, {"width": "x"}, {"max_length": None}])
+def test_damaged_settings_are_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    """Guards against a traceback for a folder whose settings were edited."""
+    parts.PartFolder(tmp_path / "one", "features").claim(ABOUT | change)
+    with pytest.raises(ModelError, match="taps and width are not stated"):
+        FeatureStore.existing(tmp_path / "one")
+
+
+def test_processes_can_be_sent_what_reads_features(tmp_path: Path) -> None:
+    """Guards against `data.workers` that fails where processes do not inherit memory."""
+    FeatureStore(tmp_path, ABOUT).write([("a", rows(3, 0))])
+    read = partial(_read, FeatureStore.existing(tmp_path), torch.float32, ABOUT["taps"], 2)
+    assert torch.equal(pickle.loads(pickle.dumps(read))("a"), read("a"))
+    assert len(read("a")) == 2
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from outpace.drafters.draft_lm.net import make_small
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.train.trainer import Float32Muon, make_optimizers, schedule_of, step_all
 from tests.unit.drafters.training import tiny
 from tests.unit.drafters.training.test_domino_objective import fresh
+from tests.unit.models.tiny import tiny_config
 
 
 def test_muon_moves_matrices_and_adamw_the_rest() -> None:
@@ -24,6 +26,15 @@ def test_muon_moves_matrices_and_adamw_the_rest() -> None:
     assert {"norm.weight", "head.embed_proj.2.weight"} <= of_adamw
     (alone,) = make_optimizers(net, TrainingSettings())
     assert isinstance(alone, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama"])
+def test_muon_moves_no_vocabulary(family: str) -> None:
+    """Guards against rows of the vocabulary orthogonalised together, under the names of other families."""
+    config = tiny_config(family)
+    net = make_small(config, 0)
+    muon, _ = make_optimizers(net, TrainingSettings(optimizer="muon"))
+    assert not any(config.vocab_size in weight.shape for group in muon.param_groups for weight in group["params"])
 
 
 @pytest.mark.parametrize("shape", [(8, 40), (40, 8)])

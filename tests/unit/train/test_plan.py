@@ -15,6 +15,7 @@ class Clocked:
     """A model that takes 3 seconds to read a prompt and half a second for each token of an answer."""
 
     now = 0.0
+    target = SimpleNamespace(max_length=512)
 
     def encode(self, prompt: Any) -> Any:
         return prompt

@@ -1,5 +1,6 @@
 """Training that goes on from a drafter that was trained before."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,16 @@ def test_what_a_run_began_with_is_known_by_its_weights(tmp_path: Path) -> None:
     (folder / "medusa_lm_head.safetensors").unlink()
     with pytest.raises(ModelError, match="no file of weights there"):
         weights_hash(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [("dflash", ["num_target_layers"]), ("eagle3", ["eagle_aux_hidden_state_layer_ids"])]
+)
+def test_what_a_file_may_leave_out_is_no_difference(kind: str, left_out: list[str], tmp_path: Path) -> None:
+    """Guards against a refusal that names a setting nobody can give."""
+    folder = written(KINDS[kind](0), tmp_path / "drafter")
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    for name in left_out:
+        del config[name]
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
+    begin_with(KINDS[kind](1), folder)

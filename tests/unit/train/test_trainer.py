@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.batch import Anchors, Batch
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import ModelError
 from outpace.train.trainer import Simulation
@@ -264,3 +264,17 @@ def test_what_a_step_draws_is_the_steps(micro: int, tmp_path: Path) -> None:
         drawn.append(seen)
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == len(set.union(*drawn[0].values())) == 4
+
+
+def test_an_interrupted_measurement_loses_no_step(tmp_path: Path) -> None:
+    """Guards against hundreds of steps lost to Ctrl-C in a measurement, which comes before the state is stored."""
+
+    class Interrupted(LinearObjective):
+        def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
+            raise KeyboardInterrupt
+
+    expected = trainer(tmp_path / "whole").run()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "cut", objective=Interrupted()).run()
+    assert (tmp_path / "cut" / "states" / "step-00000005").is_dir()
+    assert trainer(tmp_path / "cut").run() == expected
