@@ -66,8 +66,9 @@ def paper(
     """Measure a paper's tables and figures again and write report.html, with a verdict for each claim. Exit status 1
     only for an output that differs from plain decoding's."""
     from outpace.bench.paper.exhibit import chosen, read_exhibits
-    from outpace.bench.paper.measure import PromptSets, Suite
+    from outpace.bench.paper.measure import Suite
     from outpace.bench.paper.page import REPORT, write_report
+    from outpace.bench.paper.prompts import PromptSets
 
     if report_only:
         refuse_options(context, OF_MEASURING, "nothing is measured (--report-only)")

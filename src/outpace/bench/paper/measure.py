@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,17 +18,17 @@ from typing import Any
 from outpace.api import Model
 from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
+from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import RECORDS, RunFolder, object_of, text_of
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
-from outpace.data.workload import BUILT_IN, WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest, NoDrafter, OutpaceError
 
 MANIFEST, OF_MANIFEST = "manifest.json", {"target", "quick", "data", "names", "absent"}
-WARM_ROUNDS, WARM_SET = 5, "sharegpt"  # of Graft's warm-up (its table 4): rounds, and whose prompts
+WARM_ROUNDS = 5  # of Graft's warm-up (its table 4)
 WARM_BUDGET = 15  # drafted nodes of methods that name no budget
 _WARM = re.compile(r"\{warm(\d*)\}")
 Record = dict[str, Any]
@@ -87,68 +87,6 @@ def drafting(exhibits: Sequence[Exhibit]) -> list[str]:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-class PromptSets:
-    """Sets of prompts by name.
-
-    Args:
-        data: a folder of NAME_dev.jsonl or NAME.jsonl; None takes the package's own prompts for every set.
-
-    Raises:
-        InvalidRequest: no such folder.
-    """
-
-    def __init__(self, data: Path | None) -> None:
-        self.data = data
-        if data is not None and not data.is_dir():
-            raise InvalidRequest(f"data={str(data)!r}: no such folder; leave it out for the prompts of this package")
-
-    def of(self, name: str, run: ExhibitRun) -> tuple[WorkItem, ...]:
-        """First turns of a set: those that only warm, then those to measure.
-
-        Raises:
-            InvalidRequest: no file has the set.
-        """
-        items = self._all(name)[: run.prompts + run.warm]
-        return tuple(
-            replace(item, dataset=name, turns=(item.turns[0][: run.characters],), raw=item.raw or run.raw)
-            for item in items
-        )
-
-    def _all(self, name: str) -> list[WorkItem]:
-        if self.data is None:
-            return read_workload("builtin")
-        stem, _, category = name.partition("/")
-        for file in (f"{stem}_dev.jsonl", f"{stem}.jsonl"):
-            if (self.data / file).is_file():
-                items = read_workload(str(self.data / file))
-                kept = [item for item in items if category in ("", item.category)]
-                if not kept:
-                    raise InvalidRequest(f"set {name!r}: {file} has no prompts of this category")
-                return kept
-        raise InvalidRequest(f"set {name!r}: {self.data} has no {stem}_dev.jsonl")
-
-    def to_warm(self, rounds: int, file: Path) -> str:
-        """The workload of a warm-up: prompts to train on, not those that are measured. `file`: where to write them.
-
-        Raises:
-            InvalidRequest: there are fewer prompts than rounds.
-        """
-        training = None if self.data is None else self.data / "train_prompts.jsonl"
-        if training is None or not training.is_file():
-            spec, found = f"{BUILT_IN}:{rounds}", len(read_workload(BUILT_IN))
-        else:
-            lines = [line for line in training.read_text(encoding="utf-8").split("\n") if line.strip()]
-            own = [line for line in lines if json.loads(line).get("dataset") == WARM_SET]
-            file.write_text("".join(f"{line}\n" for line in own[:rounds]), encoding="utf-8")
-            spec, found = str(file), len(own)
-        if found < rounds:
-            raise InvalidRequest(
-                f"a warm-up of {rounds} rounds takes as many prompts, and there are {found}: give --data a folder with "
-                f"more of dataset {WARM_SET!r} in train_prompts.jsonl"
-            )
-        return spec
 
 
 @dataclass

@@ -13,8 +13,9 @@ import outpace
 from outpace.api import Model
 from outpace.bench.paper import measure
 from outpace.bench.paper.exhibit import Exhibit
-from outpace.bench.paper.measure import MANIFEST, PromptSets, SetRun, Suite, jobs_of
+from outpace.bench.paper.measure import MANIFEST, SetRun, Suite, jobs_of
 from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
+from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.sources import RecordFolder
 from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
