@@ -237,8 +237,8 @@ def rejection(
     norm(max(p - q, 0)), and q, for the next child, what x leaves of it (recursive rejection sampling of siblings drawn
     without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
     point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted distribution
-    equals the target's for any q that the tokens were drawn from. Where q was empty before all children were drawn, the
-    others are skipped.
+    equals the target's for any q that the tokens were drawn from. Children whose probability is 0 after those before
+    them, because q was empty or for rounding, are skipped: the others were drawn from what q has left.
 
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
@@ -248,7 +248,7 @@ def rejection(
             residual is biased.
 
     Raises:
-        ValueError: a drafted token has probability 0 under the distribution it claims to come from.
+        ValueError: a first child has probability 0 under the distribution it claims to come from.
     """
     distributions = tree.draft_probs or {}
     path = [0]
@@ -260,11 +260,11 @@ def rejection(
             token = tokens[child]
             draft_prob = 1.0 if distribution is None else float(distribution[token])
             if distribution is not None and not draft_prob > 0.0:
-                if not distribution.any():
-                    continue
-                raise ValueError(
-                    f"node {child}: token {token} has draft probability {draft_prob}, so it was not drawn from it"
-                )
+                if distribution is distributions[node] and distribution.any():
+                    raise ValueError(
+                        f"node {child}: token {token} has draft probability {draft_prob}, so it was not drawn from it"
+                    )
+                continue
             if bernoulli(min(1.0, float(remaining[token]) / draft_prob), child):
                 path.append(child)
                 break

@@ -131,6 +131,23 @@ def test_a_token_that_its_law_could_not_give_is_refused() -> None:
         rejection_round(tree, START, toy_distribution(0), Oracle([]))
 
 
+def test_a_sibling_whose_probability_is_rounded_to_zero_is_skipped() -> None:
+    """Guards against a request that ends with an error at a low temperature: after the first sibling was rejected the
+    second was drawn from what is left of q, and float32 holds some of it, but not the share of its token."""
+    probs = torch.tensor([0.0, -92.0, -104.5, -110.0]).exp()
+    assert probs[1] > 0 == probs[2]
+    tree = DraftTree(torch.tensor([2, 0, 2, 1]), Topology.of([-1, 0, 0, 0]), {0: probs})
+    target, drawn_from = torch.full((4,), 0.25), list[list[float]]()
+
+    def categorical(distribution: torch.Tensor, node: int) -> int:
+        drawn_from.append(distribution.tolist())
+        return 3
+
+    verdict = rejection(tree, [2, 0, 2, 1], lambda node: target, categorical, lambda probability, node: False)
+    assert (verdict.path, verdict.next_token) == ((0,), 3)
+    assert drawn_from == [[0.0, 0.0, 0.5, 0.5]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_left_after_rounding_draws_from_the_target(dtype: torch.dtype) -> None:
     """Guards against 0 / 0: p equal to q but for rounding leaves an empty residual after an unlucky rejection."""
