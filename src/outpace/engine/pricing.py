@@ -124,10 +124,7 @@ class Pricing:
         ]
         rate = sum(paces) / round_ms
         for proposer, members in _sized(sessions).items():
-            try:
-                sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
-            except TypeError:  # a plugin's has slots, and nothing that could refer to it: its budgets stay
-                continue
+            sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
             for index, nodes in zip(members, sizes.budgets(len(members), times, rate), strict=True):
                 budgets[index] = nodes
         return RoundPlan(budgets, prices)
@@ -234,10 +231,11 @@ def _follow(sessions: Sequence[Session]) -> bool:
 
 
 def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
-    """Places of the requests whose budgets follow sizes, by proposer."""
+    """Places of the requests whose budgets follow sizes, by proposer. Those of a plugin's with slots, to which nothing
+    could refer weakly, stay."""
     groups: dict[Proposer, list[int]] = {}
     for index, session in enumerate(sessions):
-        if session.is_sized and len(sessions) > 1:
+        if session.is_sized and len(sessions) > 1 and type(session.proposer).__weakrefoffset__:
             groups.setdefault(session.proposer, []).append(index)
     return groups
 

@@ -137,3 +137,33 @@ def test_nodes_that_a_grammar_forces_are_not_the_methods() -> None:
     assert _seen(tree, Verdict((0, 5, 6), 5)) == (4, [])
     assert _seen(tree, Verdict((0, 1), 5)) == (4, [1])
     assert _seen(tree, None) is None
+
+
+class Slotted:
+    """A plugin's proposer, to which nothing can refer weakly."""
+
+    __slots__ = ("_own",)
+    needs, budget = Needs(), 4
+
+    def __init__(self) -> None:
+        self._own = EmptyDraft()
+
+    def open(self, slot: int, alone: bool = False) -> None: ...
+    def can_fork(self, own: bool) -> bool:
+        return False
+
+    def fork(self, state: Any, slot: int, length: int) -> None: ...
+    def rewind(self, state: Any, length: int) -> None: ...
+    def prefill(self, states: Sequence[Any], chunks: Any) -> None: ...
+    def observe(self, states: Sequence[Any], observations: Any) -> None: ...
+    def reset(self) -> None: ...
+    def close(self, state: Any) -> None: ...
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self._own.propose(states, requests)
+
+
+def test_a_proposer_with_slots_keeps_its_budget(tmp_path: Path) -> None:
+    """Guards against a plugin's batch that ends with "cannot create weak reference"."""
+    found = said(Slotted(), steep(tmp_path), 3)
+    assert [session.generated for session in found] == [s.generated for s in said(EmptyDraft(), None, 3)]
