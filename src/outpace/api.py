@@ -10,7 +10,7 @@ from outpace.budget.costs import PassCosts
 from outpace.chat import Chat
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer, check_proposer
+from outpace.core.protocols import Proposer
 from outpace.core.settings import LoadSettings, documented_by, settings_of
 from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
@@ -23,7 +23,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import without_collection
 from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
-from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
+from outpace.methods.catalog import MethodLike, MethodSpec, check_own, name_of, own_budget, parse_method
 from outpace.methods.profile import choose, from_speculative_config
 from outpace.methods.stores import ProposerStore
 from outpace.models.costs_file import costs_file
@@ -90,6 +90,8 @@ def checked_drafting(
     checked_budget(budget)
     if isinstance(method, str):
         parse_method(method)
+    elif method is not None and not isinstance(method, MethodSpec):
+        check_own(method)
     return method, drafter
 
 
@@ -148,6 +150,8 @@ def encoded(prompt: Any, codec: TextCodec) -> list[int]:
     if all(isinstance(item, Mapping) for item in items):
         return codec.encode_chat(items)
     wrong = next(item for item in items if not is_int(item))
+    if isinstance(wrong, str):
+        raise InvalidRequest(f"prompt={shown(items)}: one prompt is taken here, not a list of texts; give one text")
     raise InvalidRequest(f"prompt of type {type(wrong).__name__}, {shown(wrong)}: {_KINDS}")
 
 
@@ -240,10 +244,7 @@ class Model:
             MethodError: a proposer that lacks a method or an attribute.
         """
         if not isinstance(method, str | MethodSpec):
-            if isinstance(method, type) or not callable(getattr(method, "propose", None)):
-                what = f"method={shown(method)} is a {type(method).__name__}"
-                raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
-            check_proposer(type(method).__name__, method)
+            check_own(method)
             return method
         return self._proposers.get(parse_method(method) if isinstance(method, str) else method)
 
@@ -393,7 +394,7 @@ class Model:
         `load` for the model's own method, or of the method's text."""
         wanted, chosen = self.method if method is None else self.drafters.named(method), checked_budget(budget)
         proposer = self.proposer(wanted)
-        if chosen is None and wanted == self.method:
+        if chosen is None and proposer is self._default:  # however it is spelled
             chosen = self._budget
         is_open = chosen is None and not proposer.needs.prices
         return proposer, own_budget(wanted) if is_open else chosen

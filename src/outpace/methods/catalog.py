@@ -177,6 +177,14 @@ MethodLike = str | MethodSpec | Proposer
 """How a method is named: by a text, by `method(...)`, or by a proposer made by hand."""
 
 
+def check_own(proposer: Any) -> None:
+    """Refuse an object that is no proposer: InvalidRequest if it proposes nothing, MethodError if it lacks a part."""
+    if isinstance(proposer, type) or not callable(getattr(proposer, "propose", None)):
+        what = f"method={shown(proposer)} is a {type(proposer).__name__}"
+        raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
+    check_proposer(type(proposer).__name__, proposer)
+
+
 def own_budget(method: MethodLike) -> int | None:
     """The budget that a method names itself, which follows no prices; None where it leaves it open."""
     return (parse_method(method) if isinstance(method, str) else method).budget

@@ -1,5 +1,6 @@
 """The front door on a tiny model: forms of prompts, refusals and streams."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,8 @@ def test_a_prompt_that_cannot_be_served_is_refused(model: outpace.Model) -> None
         model.generate([[0.5, 1.5]])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="n=2: a stream carries one sample"):
         model.stream("x", n=2)
+    with pytest.raises(InvalidRequest, match=r"prompt=\['a', 'b'\]: one prompt is taken here"):
+        model.stream(["a", "b"])  # type: ignore[arg-type]
     assert model.engine.is_idle
 
 
@@ -129,3 +132,20 @@ def test_the_keys_of_a_dictionary_are_a_batch(model: outpace.Model) -> None:
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
     with pytest.raises(InvalidRequest, match="a set: give text"):
         model.generate(asked)
+
+
+@pytest.mark.parametrize("method", [5, object, ["recycle"]], ids=str)
+def test_what_is_no_method_is_refused_before_the_model_is_read(method: Any) -> None:
+    """Guards against minutes of loading for a mistake in an argument."""
+    with pytest.raises(InvalidRequest, match=r"method=.*: give a name, outpace.method\(\.\.\.\) or an object"):
+        outpace.load("/no/such/folder", method)
+
+
+def test_the_budget_of_load_is_for_its_method_however_it_is_spelled(tmp_path: Path) -> None:
+    """Guards against a budget that is dropped because a request names the model's own method in other characters."""
+    folder = save_tiny_model(tmp_path)
+    model = outpace.load(str(folder), "recycle", budget=3, dtype="float32", device="cpu")
+    for spelling in (None, "recycle", " recycle", outpace.method("recycle")):
+        assert model.drafting(spelling, None)[1] == 3
+    assert model.drafting("recycle:budget=5", None)[1] == 5
+    assert model.drafting("recycle", 2)[1] == 2
