@@ -75,7 +75,10 @@ class RetrievalOptions(MatrixOptions, Options):
         "what the shape leaves free",
     )
     retrieve_depth: int | None = Field(
-        default=None, ge=1, le=9, description="levels that the matrix adds at most; by default the paper's 9"
+        default=None,
+        ge=1,
+        le=9,
+        description="levels that the matrix adds at most; by default the paper's 9, and with place=tail 16",
     )
     retrieve_breadth: int | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from outpace.budget.costs import PassCosts
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target, check_proposer
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.admission import Admission, Roster
 from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import Prompts, written_of
@@ -257,7 +258,7 @@ class Engine:
         is_priced = has_prices and proposer.needs.prices > 0
         if budget is None:
             budget = proposer.needs.prices if is_priced else proposer.budget
-        check_int("budget", budget, 0)
+        check_int("budget", budget, 0, MAX_TREE_NODES - 1)
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         self._check_params(params, keep or resume is not None)
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed

@@ -259,8 +259,11 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.text)
-    has_own = "x-guidance" in json.loads(grammar.text)
-    return LLMatcher.grammar_from_json_schema(grammar.text, overrides={} if has_own else _JSON)  # type: ignore[arg-type]
+    schema = json.loads(grammar.text)
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema must be an object here; Grammar.json_schema(True) allows everything")
+    overrides = {} if "x-guidance" in schema else _JSON
+    return LLMatcher.grammar_from_json_schema(grammar.text, overrides=overrides)  # type: ignore[arg-type]
 
 
 def _reason(matcher: "LLMatcher") -> str:

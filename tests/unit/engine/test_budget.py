@@ -43,8 +43,9 @@ def test_a_requests_budget_replaces_the_proposers() -> None:
         oracle = OracleDrafter([PROMPT + answer], budget=8)
         session = run(engine, PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
         assert (session.metrics.drafted, session.metrics.steps) == (drafted, steps), f"budget {budget}"
-    with pytest.raises(InvalidRequest, match="budget=-1"):
-        toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), -1)
+    for budget in (-1, 512):
+        with pytest.raises(InvalidRequest, match=f"budget={budget}: must be an integer from 0 to 511"):
+            toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), budget)
 
 
 def test_the_proposer_is_told_what_happened() -> None:

@@ -270,3 +270,10 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     codec: Any = None
     with pytest.raises(InvalidRequest, match=r"pip install 'outpace\[grammar\]'"):
         grammar_tokenizer(codec, V, (EOS,))
+
+
+@pytest.mark.parametrize("text", ["5", "true", "null", "[1]", "1.5", "{"])
+def test_a_schema_that_is_no_object_is_refused(grammars: Grammars, text: str) -> None:
+    """Guards against a TypeError from within for a grammar that was made without `json_schema`."""
+    with pytest.raises(InvalidRequest, match="grammar=json"):
+        constraint(grammars, Grammar("json", text))
