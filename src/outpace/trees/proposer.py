@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource, StaticShape
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import BaseProposer, DraftRequest, Observation, PromptChunk
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import MAX_TREE_NODES, DraftTree, Topology
 from outpace.trees.keyed_acceptance import KeyedAcceptance, Scored, ScoredLevels, calibrated
 
 
@@ -243,7 +243,8 @@ class GrowingProposer(Nested):
         budgets = torch.tensor([request.budget for request in requests])  # [R]
         endings = _endings(requests)
         slots = budgets * RERANKED_SLOTS if self.shape.reranks else budgets.clone()
-        self.shape.begin(shapes, budgets.tolist(), [request.prices for request in requests])
+        rooms = torch.full_like(budgets, MAX_TREE_NODES - 1)  # nodes to expand that a source has rows for
+        self.shape.begin(shapes, budgets.tolist())
         lessons = [state.lesson for state in states]
         for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
             if lesson is not None:
@@ -287,6 +288,11 @@ class GrowingProposer(Nested):
             onward = expanded[places, ranks] & (slots > 0)[owners[places]] & (depth < limits)[owners[places]]
             if ends is not None:
                 onward &= ~ends[places, ranks]
+            if self.shape.reranks:
+                wanted = torch.zeros_like(selected)
+                wanted[places[onward], ranks[onward]] = True
+                onward = within_slots(wanted, order, rooms)[places, ranks]
+                rooms -= torch.bincount(owners[places[onward]], minlength=len(rooms))
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "a shape may move slots between requests, not add any"

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
-from outpace.core.tree import DraftTree
-from outpace.testing.sources import ToySource, blend, node_paths
+from outpace.core.tree import MAX_TREE_NODES, DraftTree
+from outpace.testing.sources import ToySource, blend, node_paths, table
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, StaticProposer
+from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 
@@ -165,3 +168,19 @@ def test_static_shapes_keep_the_same_contract(temperature: float) -> None:
             assert tree.draft_passes == tree.topology.max_depth
             for path in node_paths(tree)[1:]:
                 assert path[-1] in source.said[owner, path[:-1]]
+
+
+def test_a_wide_beam_expands_no_more_than_its_source_has_rows_for() -> None:
+    """Guards against an assertion in the middle of a round, for beams that are wide and deep."""
+    expanded: list[int] = []
+
+    class Counting(ToySource):
+        def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
+            expanded.append(len(frontier.tokens))
+            return super().expand(states, frontier, width)
+
+    source = Counting(table({}, 80))
+    proposer = GrowingProposer(source, Beam(BeamConfig(beam=64, breadth=64, depth=64)), 60)
+    (tree,) = draft(proposer, [draft_request([1], 60, 64)])
+    assert len(tree) == 61
+    assert sum(expanded) == MAX_TREE_NODES
