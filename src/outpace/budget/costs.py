@@ -74,10 +74,6 @@ class Prices:
         costs = (self.rate * (after - ms[0]) for after in ms[1:])
         return best_size(accumulate(gains), costs)
 
-    def pays(self, gain: float, ms: float) -> bool:
-        """Whether a gain in tokens is at least what this request gains in so many milliseconds."""
-        return gain >= self.rate * ms
-
     def least_gain(self, count: int) -> float:
         """Acceptance probability below which no node after the first `count` can be taken."""
         least = self.times.least_ms

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from outpace.budget.costs import Prices
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Observation, RequestStates, Stateless
 from outpace.core.tree import Topology
@@ -132,10 +131,10 @@ class Gates(NamedTuple):
 class GrowingShape(Protocol):
     """Selects candidates level by level. It keeps nothing but the history in its per-request states.
 
-    `begin` starts a round with the budgets of all its requests and the prices that they follow. `grow` and `kept` get
-    the same states in the same order. `weight` is the factor, above 0, of scores at a depth (from 1) in cumulative
-    ones. `grow` returns two masks [F, C]: candidates that become nodes, and those of them that are expanded. `kept`
-    returns, once all trees have grown, how many drafted nodes of each are kept [R] int64, the best by cumulative score.
+    `begin` starts a round with the budgets of all its requests. `grow` and `kept` get the same states in the same
+    order. `weight` is the factor, above 0, of scores at a depth (from 1) in cumulative ones. `grow` returns two masks
+    [F, C]: candidates that become nodes, and those of them that are expanded. `kept` returns, once all trees have
+    grown, how many drafted nodes of each are kept [R] int64, the best by cumulative score.
     Requests may share their budgets: all together never keep more than the sum. `observe` gets a verified tree,
     `end_answer` marks the next answer of a conversation, `close` the end of a request.
 
@@ -145,14 +144,12 @@ class GrowingShape(Protocol):
         wants_entropy: it reads `Level.entropy`.
         draws: its selection depends on nothing but the levels above and takes the first candidates below a node, so
             that they may be drawn: a token that is selected by its own score does not follow its distribution.
-        wants_prices: it reads prices of time.
     """
 
     width: int
     reranks: bool
     wants_entropy: bool
     draws: bool
-    wants_prices: bool
 
     def open(self, alone: bool = False) -> Any: ...
 
@@ -160,7 +157,7 @@ class GrowingShape(Protocol):
 
     def weight(self, depth: int) -> float: ...
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None: ...
+    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None: ...
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.budget.costs import Prices
 from outpace.core.drafting import Gates
 from outpace.core.protocols import Observation, Proposer
 from outpace.trees.grafting import GraftedProposer
@@ -64,9 +63,7 @@ class Recorder(Beam):
     def open(self, alone: bool = False) -> list[float]:
         return []
 
-    def begin(
-        self, states: Sequence[list[float]], budgets: Sequence[int], prices: Sequence[Prices | None] = ()
-    ) -> None:
+    def begin(self, states: Sequence[list[float]], budgets: Sequence[int]) -> None:
         for state in states:
             state.clear()
 

@@ -219,7 +219,7 @@ class GrowingProposer(Nested):
         private: bool = False,
     ) -> None:
         self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
-        self.needs = replace(source.needs, prices=budget if shape.wants_prices else 0)
+        self.needs = source.needs
         self._leaves_room, self.private = leaves_room, private
 
     def made(self, alone: bool, **states: Any) -> GrowingState:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from outpace.budget.costs import Prices
 from outpace.core.protocols import Observation
 from outpace.lib.strict import StrictSettings
 
@@ -22,7 +21,6 @@ class PlainShape:
     reranks = False
     wants_entropy = False
     draws = False
-    wants_prices = False
 
     def open(self, alone: bool = False) -> Any:
         return None
@@ -33,7 +31,7 @@ class PlainShape:
     def weight(self, depth: int) -> float:
         return 1.0
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
+    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:
         pass
 
     def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from outpace.budget.costs import Prices
 from outpace.core.drafting import Level
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.trees.shapes.base import Integers, Numbers, PlainShape, ShapeConfig, check_ascending, slashed
@@ -96,7 +95,7 @@ class Gated(Beam):
     def open(self, alone: bool = False) -> Any:
         return GateState()
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
+    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:
         for state in states:
             state.stage = None
 
@@ -194,8 +193,8 @@ class Echo(Gated):
     def open(self, alone: bool = False) -> EchoState:
         return EchoState(alone=alone)
 
-    def begin(self, states: Sequence[EchoState], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
-        super().begin(states, budgets, prices)
+    def begin(self, states: Sequence[EchoState], budgets: Sequence[int]) -> None:
+        super().begin(states, budgets)
         for state, budget in zip(states, budgets, strict=True):
             state.budget, state.scores, state.depth = budget, [], self.config.depth
 
