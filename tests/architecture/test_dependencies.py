@@ -54,7 +54,7 @@ def test_what_is_imported_is_what_is_installed() -> None:
         missing = imported - always - _names(one for extra in optional for one in extras[extra])
         assert not missing, f"{name} imports {missing}, which its users need not have"
         used |= imported
-    assert always <= used, f"no file imports {always - used}"
+    assert always <= used | {"pip"}, f"no file imports {always - used}"  # which is run, not imported
 
 
 def test_a_missing_package_is_named_with_the_extra_that_has_it() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from outpace import cli
+from outpace.models.loading.registry import BUILT_IN, InWheel
 from outpace.serve.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -99,3 +101,13 @@ def test_prometheus_collects_from_where_the_server_listens() -> None:
     """Guards against a configuration that Prometheus cannot read, or that asks another port."""
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
+
+
+def test_the_image_can_pull_the_model_that_it_serves() -> None:
+    """Guards against an image, or an environment of uv, without what a built-in model is downloaded with."""
+    text = (DEPLOY / "Containerfile").read_text()
+    (model,) = json.loads(re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)[0])
+    assert isinstance(BUILT_IN[model], InWheel)
+    wanted = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert any(re.match(r"pip\b", one) for one in wanted)
+    assert "uninstall" not in text
