@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
-from threading import Event
+from threading import Barrier, BrokenBarrierError, Event
 from typing import Any
 
 import pytest
@@ -343,3 +344,17 @@ def test_a_file_of_another_name_is_known_by_its_metadata(hub: Hub, packed: Path)
     write_tiny_gguf(other / "else-Q4_0.gguf", "Tiny")
     pull_drafters("tiny")
     assert tuple(shipped_for("org/else:Q4_0").drafters) == ("domino",)
+
+
+def test_two_fetches_of_drafters_at_once(hub: Hub, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an archive that one process removes while another opens it."""
+    stock, both = download.download, Barrier(2, timeout=1)
+
+    def meet(*given: Any) -> None:
+        stock(*given)
+        with suppress(BrokenBarrierError):
+            both.wait()
+
+    monkeypatch.setattr(pulling, "download", meet)
+    with ThreadPoolExecutor(2) as threads:
+        assert len(set(threads.map(pull_drafters, ["tiny", "tiny"]))) == 1

@@ -93,19 +93,31 @@ def pull_drafters(target: str) -> Path | None:
     ships = found is not None and found != folder and bool(drafters_in(found))
     if archive is None or ships or _record_of(folder) == archive.sha256:
         return found
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
     zipped = fetched_folder() / archive.file
-    download(f"{given.url}/{archive.file}", zipped, archive.file, archive.size, archive.sha256, {})
-    with tempfile.TemporaryDirectory(dir=zipped.parent, prefix=f".{target}-") as scratch:
+    zipped.parent.mkdir(parents=True, exist_ok=True)
+    lock = zipped.with_name(f"{zipped.name}.pull")
+    with WeakFileLock(lock):  # another process may fetch them, too
+        if _record_of(folder) != archive.sha256:
+            download(f"{given.url}/{archive.file}", zipped, archive.file, archive.size, archive.sha256, {})
+            _unpack(zipped, folder, given.url, archive.sha256)
+            zipped.unlink()
+    lock.unlink(missing_ok=True)
+    return folder
+
+
+def _unpack(zipped: Path, folder: Path, origin: str, sha256: str) -> None:
+    """Put the drafters of an archive in the place of a target's folder, all at once."""
+    with tempfile.TemporaryDirectory(dir=zipped.parent, prefix=f".{folder.name}-") as scratch:
         ready = Path(scratch, "ready")
         with zipfile.ZipFile(zipped) as opened:
             opened.extractall(ready)
         if not (ready / TARGET).is_file():
             raise ModelError(f"{zipped.name}: holds no {TARGET}; report this fault of the release")
-        _write_record(ready, target, given.url, archive.sha256)
+        _write_record(ready, folder.name, origin, sha256)
         shutil.rmtree(folder, ignore_errors=True)
         ready.replace(folder)
-    zipped.unlink()
-    return folder
 
 
 def _pull_from_hub(model: OnHub, folder: Path) -> None:
