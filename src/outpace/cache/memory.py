@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.threads import ROOT, groups
 
 SHARE = 0.8
 """Of the memory that is free once weights are loaded; the rest is for drafters and intermediate results."""
-_GROUP_LIMITS = Path("/sys/fs/cgroup")  # of a container
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of control groups of version 2 and 1: the limit, what is used, and how much of that are pages of files, which give
+way."""
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: space beyond the memory there is
 
 
@@ -22,18 +28,25 @@ def is_lazy(device: torch.device) -> bool:
     return device.type == "cpu" and sys.platform != "win32"
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes that are free on a device, or in this process's container."""
+def free_bytes(device: torch.device, root: Path = ROOT) -> int:
+    """Bytes that are free on a device, or in the control groups around this process, such as a container's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    try:
-        limit, used = ((_GROUP_LIMITS / name).read_text() for name in ("memory.max", "memory.current"))
-        return min(free, int(limit) - int(used))
-    except (OSError, ValueError):  # no container, or "max"
-        return free
+    return min([free, *(one for group in groups("memory", root) if (one := _free_of(group)) is not None)])
+
+
+def _free_of(group: Path) -> int | None:
+    for limit, used, files in _GROUP_FILES:
+        try:
+            most, now = (int((group / name).read_text()) for name in (limit, used))
+            shares = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # of the other version, or "max"
+            continue
+        return most - now + int(shares.get(files, 0))
+    return None
 
 
 class Pages:

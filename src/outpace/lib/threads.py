@@ -9,7 +9,7 @@ without torch.
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,20 +54,21 @@ def cgroup_limit(root: Path = ROOT) -> float | None:
 
     Both versions are read, as they lie below /sys/fs/cgroup: `cpu.max`, and `cpu.cfs_quota_us` with its period.
     """
-    limits = []
+    limits = map(_limit_of, groups("cpu", root))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def groups(controller: str, root: Path = ROOT) -> Iterator[Path]:
+    """The control groups around this process that may limit something, of both versions."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        mounts = ["", "unified"] if not controllers else ["cpu", "cpu,cpuacct", controllers]
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        for mount in mounts:
+        for mount in [controller, "cpu,cpuacct", controllers] if controllers else ["", "unified"]:
             base = root / "sys/fs/cgroup" / mount
-            group = base / path.strip("/")
-            for folder in (group, *group.parents):  # a container may see its own group as the topmost one
-                if folder.is_relative_to(base):
-                    limits.append(_limit_of(folder))
-    return min((limit for limit in limits if limit is not None), default=None)
+            group = base / path.strip("/")  # a container may see its own group as the topmost one
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
 
 
 def _limit_of(group: Path) -> float | None:

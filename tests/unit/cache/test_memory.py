@@ -1,0 +1,36 @@
+"""How much memory there is for keys and values."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.cache.memory import free_bytes
+from tests.unit.lib.test_processors import write
+
+GROUP = "sys/fs/cgroup/"
+FULL = {
+    "proc/self/cgroup": "0::/\n",
+    GROUP + "memory.max": "1000\n",
+    GROUP + "memory.current": "900\n",
+    GROUP + "memory.stat": "anon 300\ninactive_file 500\n",
+}
+NESTED = {
+    "proc/self/cgroup": "0::/a/b\n",
+    GROUP + "a/b/memory.max": "max\n",
+    GROUP + "a/memory.max": "1000\n",
+    GROUP + "a/memory.current": "900\n",
+    GROUP + "a/memory.stat": "inactive_file 50\n",
+}
+VERSION_1 = {
+    "proc/self/cgroup": "4:memory:/docker/1\n",
+    GROUP + "memory/memory.limit_in_bytes": "1000\n",
+    GROUP + "memory/memory.usage_in_bytes": "900\n",
+    GROUP + "memory/memory.stat": "total_inactive_file 100\n",
+}
+
+
+@pytest.mark.parametrize(("files", "free"), [(FULL, 600), (NESTED, 150), (VERSION_1, 200)])
+def test_memory_of_a_container(files: dict[str, str], free: int, tmp_path: Path) -> None:
+    """Guards against a context cut short by the page cache of the model's own file, and limits that nobody reads."""
+    assert free_bytes(torch.device("cpu"), write(tmp_path, files)) == free
