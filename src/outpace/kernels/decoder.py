@@ -95,6 +95,8 @@ def matrix_of(parent: nn.Module, name: str, sibling: str = "") -> structs.PanelM
     """
     module = getattr(parent, name, None) or getattr(getattr(parent, sibling, None), "together", None)
     if not isinstance(module, KernelLinear):
+        if module is None and isinstance(getattr(parent, sibling, None), KernelLinear):
+            raise NotCompiled(f"{type(parent).__name__} has {sibling} and others in formats that cannot be joined")
         raise NotCompiled(f"{type(parent).__name__}.{name} is a {type(module).__name__}")
     return module.matrix
 

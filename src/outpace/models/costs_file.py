@@ -1,6 +1,7 @@
 """Where measured times of a model's passes are kept: by all that they depend on."""
 
 import hashlib
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from platformdirs import user_cache_path
 
 from outpace.kernels.build import build, loaded_kernels, threads
 from outpace.kernels.instructions import cpu_flags
+from outpace.kernels.linear import KernelLinear
 from outpace.models.target import TransformersTarget
 
 # Passes of smaller models are measured anew: it takes no time.
@@ -20,8 +22,10 @@ def identity(target: TransformersTarget) -> str:
     where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
     on_cpu = loaded_kernels() is not None and target.native is not None
     how = (target.captures, target.exact) if is_on_gpu else on_cpu
+    layers = chain(target.decoder.modules(), target.head.layer.modules())
+    formats = [getattr(one, "formats", one.kind) for one in layers if isinstance(one, KernelLinear)]  # a file's differ
     kinds = str(target.dtype), target.quantize, target.kv_cache_dtype
-    parts = (target.config.to_json_string(), *kinds, where, how, torch.__version__)
+    parts = (target.config.to_json_string(), *kinds, formats, where, how, torch.__version__)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

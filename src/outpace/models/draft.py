@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.timing import NET
+from outpace.kernels.blocks import BlockEmbedding
 from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
 from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError, first_line
@@ -66,11 +67,12 @@ class DraftModel(PackedModel):
         self.passes = self.rows = 0
 
     def plain_tensors(self) -> dict[str, Tensor]:
-        """Its embedding, norms and head by name: the tensors that are never packed."""
+        """Its embedding (unless it is in blocks), norms and head by name: the tensors that are never packed."""
         found = {
             f"{name}.weight": module.weight
             for name, module in self.decoder.named_modules()
-            if isinstance(module, nn.Embedding) or getattr(getattr(module, "weight", None), "ndim", 2) == 1
+            if not isinstance(module, BlockEmbedding)  # whose weight would be dequantised, to stay
+            and (isinstance(module, nn.Embedding) or getattr(getattr(module, "weight", None), "ndim", 2) == 1)
         }
         return {"head": self.head.weight, **found}
 

@@ -7,13 +7,16 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.params import SamplingParams
+from outpace.drafters.draft_lm.net import SmallSizes, copy_layers, make_small, small_config
 from outpace.engine.engine import Engine
 from outpace.kernels.blocks import BlockLinear, BlockWeight
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.errors import ModelError, NonFiniteLogits
+from outpace.models.costs_file import identity
+from outpace.models.draft import early_exit
 from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.gguf import read_gguf
@@ -188,3 +191,36 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path: Path) -> No
 
 def layers_of(model: nn.Module) -> list[tuple[str, BlockLinear]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, BlockLinear)]
+
+
+def test_layers_in_blocks_start_a_draft_model(tmp_path: Path) -> None:
+    """Guards against a start from a GGUF target's layers that its embedding, which is no parameter there, ends."""
+    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf", "Q8_0")
+    small = make_small(small_config(target.config, SmallSizes(layers=2)), 0)
+    copy_layers(small, target.decoder, target.head.weight)
+    assert torch.equal(cast(Tensor, small.model.get_input_embeddings().weight), target.embedding.weight)
+
+
+def test_times_are_of_a_files_formats(tmp_path: Path) -> None:
+    """Guards against trees sized for the passes of another file of the same model, of half the bytes."""
+    config = tiny_config("llama", **SIZES)
+    one, other = (block_target(config, tmp_path / f"{kind}.gguf", kind) for kind in ("Q8_0", "Q4_0"))
+    assert identity(one) != identity(other)
+
+
+def test_a_fingerprint_dequantises_no_embedding(tmp_path: Path) -> None:
+    """Guards against half a gigabyte of numbers, kept for a hash."""
+    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf", "Q8_0")
+    early_exit(target, 1).plain_tensors()
+    assert "weight" not in vars(target.embedding)
+
+
+def test_formats_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
+    """Guards against "a NoneType" as the reason that a model runs slowly."""
+    config, path, other = tiny_config("qwen2", **SIZES), tmp_path / "m.gguf", tmp_path / "other.gguf"
+    write_model(path, config, "Q8_0")
+    write_model(other, config, "F16")
+    file, mixed = read_gguf(path), read_gguf(other)
+    file.tensors.update({name: one for name, one in mixed.tensors.items() if "attn_v" in name})
+    target = TransformersTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
+    assert "cannot be joined" in target.computed_by

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from outpace.kernels.blocks import BlockEmbedding
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.stages import stage
 from outpace.models.families import logit_softcap
@@ -147,7 +148,7 @@ def stock_weights(layer: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
         start = sum(layer.sizes[: layer.index])
         rows, bias = slice(start, start + layer.sizes[layer.index]), _bias(layer.together)
         return _named(_unpacked(layer.together)[rows], None if bias is None else bias[rows])
-    if isinstance(layer, FusedRMSNorm):
+    if isinstance(layer, FusedRMSNorm | BlockEmbedding):
         return _named(layer.weight, None)
     if isinstance(layer, PackedExperts):
         stacks = {"gate_up_proj": layer.gate_up, "down_proj": layer.down}
