@@ -99,13 +99,15 @@ def _probe_cpu(target: TransformersTarget, width: str) -> Exactness:
     layers = list(chain(target.decoder.modules(), target.head.layer.modules()))
     if any(type(layer) is nn.Linear or is_conv1d(layer) for layer in layers):
         return Exactness("rounding", f"products of layers that are not packed depend on the other rows ({width})")
-    packed = [layer for layer in layers if isinstance(layer, PackedLinear | KernelLinear)]
-    _, _, groups, _, head_dim = target.kv.keys.shape
-    heads = target.config.num_attention_heads
-    # Compiled kernels sum a row's keys in logical order; the passes show whether they do.
-    scores = iter(()) if has_kernels(target.kv) else differing_scores(heads, groups, head_dim)
-    faults = chain(differing_products(packed), scores, differing_passes(target))
-    return _result(faults, width, "products, attention and passes gave every row the same bits alone and with others")
+    faults, probed = [differing_passes(target)], "passes"
+    if not has_kernels(target.kv):  # which sum a row's keys in logical order; the passes show whether they do
+        _, _, groups, _, head_dim = target.kv.keys.shape
+        faults.insert(0, differing_scores(target.config.num_attention_heads, groups, head_dim))
+        probed = f"attention, {probed}"
+    if packed := [layer for layer in layers if isinstance(layer, PackedLinear)]:
+        faults.insert(0, differing_products(packed))
+        probed = f"products, {probed}"
+    return _result(chain(*faults), width, f"{probed} gave every row the same bits alone and with others")
 
 
 def _result(faults: Iterator[str], width: str, bitwise: str, prefix: str = "") -> Exactness:
@@ -121,14 +123,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def differing_products(layers: Iterable[PackedLinear | KernelLinear]) -> Iterator[str]:
+def differing_products(layers: Iterable[PackedLinear]) -> Iterator[str]:
     """Products, one per shape, in which a row has other bits with others than alone.
 
     Rounding to bfloat16 would hide most differences. A float32 bias that cancels nearly all of the result leaves the
     last bits of the sum, which show its order: two rounds cancel 18 of bfloat16's 24 bits, one all of float32's.
     """
     generator = torch.Generator().manual_seed(0)
-    shapes = {(layer.outputs, layer.inputs): layer for layer in layers if isinstance(layer, PackedLinear)}
+    shapes = {(layer.outputs, layer.inputs): layer for layer in layers}
     for (outputs, inputs), layer in shapes.items():
         bare = copy.copy(layer)
         bare.bias = torch.zeros(outputs)
@@ -217,7 +219,7 @@ def _kind(layer: nn.Module) -> list[object]:
     for module in layer.modules():
         kind.append(type(module))
         if isinstance(module, PackedLinear | KernelLinear):
-            kind.append((module.outputs, module.inputs))
+            kind.append((module.outputs, module.inputs, getattr(module, "formats", None)))
         elif not isinstance(module, SiblingLinear):
             settings = vars(module).items()
             kind += [(key, value) for key, value in settings if type(value) in (bool, int, str) and "idx" not in key]

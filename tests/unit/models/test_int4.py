@@ -12,6 +12,7 @@ import outpace
 from outpace.kernels.blocks import BlockEmbedding, BlockLinear
 from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import KernelLinear
+from outpace.models import exactness
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
@@ -135,3 +136,10 @@ def test_tied_embeddings_share_their_blocks() -> None:
     assert embedding.table.data is head.weights[0].data
     assert embedding.table.format == F.Q8_0
     assert np.array_equal(embedding(torch.arange(config.vocab_size)).numpy(), expected)
+
+
+def test_formats_are_kinds_of_layers() -> None:
+    """Guards against a probe that ends before the layers whose matrices have more bits."""
+    target = int4_target(sized("llama"))  # of three layers, only the last one is sensitive
+    assert exactness._until_every_kind(target.decoder) == 3
+    assert "products" not in probe(target).reason
