@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -87,7 +89,8 @@ class TransformersTarget(PackedModel):
             memory=memory,
         )
         buckets = (EXACT_ROWS,) if self.exact else HEAD_ROWS
-        self._captured_head = Captured(self._head_outputs, buckets, self.device)
+        # By a weak reference: a cycle would keep the weights until the garbage collector comes.
+        self._captured_head = Captured(partial(TransformersTarget._head_outputs, proxy(self)), buckets, self.device)
 
     @property
     def kv_cache_dtype(self) -> str:

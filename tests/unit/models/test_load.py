@@ -1,7 +1,9 @@
 """From a name to a target: what is found first, and what is said when nothing usable is found."""
 
+import gc
 import json
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from outpace.models.loading import load
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import check_kv_cache_dtype, choose_device, choose_dtype
 from outpace.models.loading.registry import BUILT_IN, resolve
-from tests.unit.models.tiny import needs_kernels, save_tiny_model, write_tiny_gguf
+from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target, write_tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -281,3 +283,15 @@ def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:
 def test_short_dtype_names_mean_what_they_mean_elsewhere(alias: str, dtype: torch.dtype) -> None:
     """Guards against refusing, or misreading, the names people carry over from other engines."""
     assert choose_dtype(alias, torch.device("cpu")) == dtype
+
+
+def test_a_dropped_target_is_freed_at_once() -> None:
+    """Guards against the weights of a model that was dropped, in memory together with those of the next one."""
+    target = tiny_target(tiny_config("llama"))
+    gone = weakref.ref(target)
+    gc.disable()
+    try:
+        del target
+        assert gone() is None
+    finally:
+        gc.enable()
