@@ -339,9 +339,10 @@ class PackedModel:
 
     def _known_taps(self, taps: Iterable[int]) -> set[int]:
         count = len(layers_of(self.decoder)[1])
-        for tap in taps:
+        wanted = set(taps)
+        for tap in wanted:
             check_tap(tap, count)
-        return set(taps)
+        return wanted
 
     @stage("measuring")
     @torch.inference_mode()

@@ -97,7 +97,8 @@ class TransformersReference:
 def _refuse_unsupported(params: SamplingParams) -> None:
     """A baseline that ignores an option would measure another task."""
     penalties = ("penalty_window", "presence_penalty", "frequency_penalty")
-    for name in (*penalties, "logit_bias", "bad_words", "bad_words_ids", "min_new_tokens"):
+    others = ("logit_bias", "bad_words", "bad_words_ids", "min_new_tokens", "stop", "eos_token_ids", "grammar")
+    for name in (*penalties, *others):
         value = getattr(params, name)
-        if value:
+        if value or (name == "eos_token_ids" and value is not None):
             raise InvalidRequest(f"{name}={value!r}: not for stock generate; leave 'transformers' out of the methods")

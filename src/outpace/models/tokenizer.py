@@ -38,7 +38,8 @@ def read_tokenizer(source: Source) -> "TextCodec":
 
             tokenizer = AutoTokenizer.from_pretrained(folder_of(source), trust_remote_code=False, **source.options)
     except Exception as error:
-        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
+        why, remedy = " ".join(str(error).split()), "" if source.gguf is not None else "; add its tokenizer.json"
+        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {why}{remedy}") from error
     return TextCodec(tokenizer, source.name)
 
 

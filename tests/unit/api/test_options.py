@@ -97,3 +97,6 @@ def test_the_yardstick_obeys_or_refuses(model: outpace.Model) -> None:
     assert len(reference.generate(prompt, params, eos).token_ids) == 4
     with pytest.raises(InvalidRequest, match=r"presence_penalty=0\.3: not for stock generate"):
         reference.generate(prompt, SamplingParams(presence_penalty=0.3), ())
+    for others in ({"stop": ("x",)}, {"eos_token_ids": (3,)}, {"grammar": outpace.Grammar.regex("a")}):
+        with pytest.raises(InvalidRequest, match="not for stock generate"):
+            reference.generate(prompt, SamplingParams.from_options(**others), ())

@@ -130,3 +130,13 @@ def test_a_type_without_a_conversion_is_refused_by_name(tmp_path: Path) -> None:
     file.tensors["output.weight"] = GgufTensor("output.weight", (160, 256), BlockFormat.Q8_K, data)
     with pytest.raises(ModelError, match=r"output\.weight is of type Q8_K, which cannot be read"):
         weights_of(file, config)["lm_head.weight"].floats()
+
+
+def test_a_bias_in_blocks_follows_its_rows() -> None:
+    """Guards against a bias that stays in the order of llama.cpp when its matrix is put into transformers'."""
+    values = np.arange(32, dtype=np.float32)
+    data = gguf.quants.quantize(values, GGMLQuantizationType.Q8_0).view(np.uint8)
+    tensor = GgufTensor("blk.0.attn_q.bias", (32,), BlockFormat.Q8_0, data)
+    order = np.arange(32)[::-1]
+    wanted = gguf.quants.dequantize(data, GGMLQuantizationType.Q8_0)[order]
+    assert np.array_equal(gguf_weights._floats(tensor, order), wanted)

@@ -1,6 +1,8 @@
 """Text in and out: pieces of a stream add up, chat templates fail with a reason."""
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders
@@ -8,7 +10,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.tokenizer import TextCodec
+from outpace.models.loading.registry import Source
+from outpace.models.tokenizer import TextCodec, read_tokenizer
 from tests.unit.models.tiny import byte_tokenizer
 
 TEXTS = ["plain", "Grüße, 世界!", "😀👩‍👩‍👧 e\u0301", " leading  and\n\ttrailing ", "a" + "é" * 40]
@@ -108,3 +111,15 @@ def test_bytes_that_were_shown_and_turn_out_to_be_none() -> None:
         whole, text = codec.decode(ids), "".join(pieces_of(codec, ids))
         assert len(text) == len(whole)
         assert all(have in (want, " ", "é") for have, want in zip(text, whole, strict=True))
+
+
+def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against five lines without a remedy, which transformers says."""
+
+    def fail(*given: Any, **options: Any) -> None:
+        raise ValueError("none of: \n(1) a\n(2) b")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
+    with pytest.raises(ModelError, match=r"none of: \(1\) a \(2\) b; add its tokenizer\.json") as refused:
+        read_tokenizer(Source("m", str(tmp_path), {}))
+    assert "\n" not in str(refused.value)

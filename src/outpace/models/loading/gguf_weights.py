@@ -204,11 +204,13 @@ def _order(size: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarr
 def _floats(tensor: GgufTensor, taken: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Rows of a tensor. The kernels make the same numbers as the gguf package in a fraction of its time."""
     data = tensor.data if len(tensor.shape) == 1 else tensor.data[taken]
+    numbers: np.ndarray[Any, np.dtype[np.float32]]
     if tensor.kind in FORMATS and loaded_kernels() is not None:
         rows = BlockWeight(tensor.kind, data.reshape(-1, data.shape[-1]), tensor.shape[-1])
-        return rows.dequantized().numpy().reshape(*data.shape[:-1], tensor.shape[-1])
+        numbers = rows.dequantized().numpy().reshape(*data.shape[:-1], tensor.shape[-1])
+        return numbers[taken] if len(tensor.shape) == 1 else numbers
     if tensor.kind is BlockFormat.F32:
-        numbers: np.ndarray[Any, np.dtype[np.float32]] = data.view(np.float32)
+        numbers = data.view(np.float32)
         return numbers[taken] if len(tensor.shape) == 1 else numbers
     from gguf.quants import dequantize  # whose import takes 0.2 s
 
