@@ -2,8 +2,8 @@
 
 import gc
 import random
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +173,8 @@ def test_threads_get_right_answers_beside_those_who_ask_for_nonsense(model: outp
                     with pytest.raises((outpace.InvalidRequest, TypeError)):
                         model.generate(prompt, max_new_tokens=4, **bad)  # type: ignore[arg-type]
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))  # raises what a thread raised
     assert not wrong
     rest = [token for event in stream for token in event.tokens]
     assert (*first.tokens, *rest) == model.generate(

@@ -1,5 +1,6 @@
 """Threads that share an engine: one at a time works, nobody starves, and nobody waits for ever."""
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 from unittest.mock import Mock
 
@@ -27,17 +28,18 @@ def test_one_thread_works_at_a_time_and_the_others_see_every_turn() -> None:
         is_working = False
 
     def hog() -> None:
-        for _ in range(100):
-            turns.take(work)
-        over.set()
+        try:
+            for _ in range(100):
+                turns.take(work)
+        finally:
+            over.set()
 
-    thread = Thread(target=hog)
-    thread.start()
-    while not over.is_set():
-        turns.take(work)
-        seen.add(len(log))
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        hogging = pool.submit(hog)
+        while not over.is_set():
+            turns.take(work)
+            seen.add(len(log))
+        hogging.result(PATIENCE)
     assert log == list(range(len(log)))
     assert len(seen) > 20
 

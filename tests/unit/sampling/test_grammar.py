@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from threading import stack_size
 from typing import Any
 
@@ -211,11 +212,8 @@ def test_other_threads_may_compile_meanwhile(grammars: Grammars) -> None:
             if allowed(constraint(grammars, grammar), []) != want[number % 2]:
                 wrong.append(number)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))  # raises what a thread raised
     assert not wrong
 
 

@@ -11,6 +11,7 @@ from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
 from outpace.models.target import TransformersTarget
 from outpace.testing import assert_lossless
+from tests.lossless.led import LedSource
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.gpu.worlds import DEVICE, target_of
@@ -53,12 +54,13 @@ def test_lossless(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """Guards against a token lost where every pass of the target and of a drafter runs over static buffers."""
     monkeypatch.setenv(VARIABLE, "on")
     prompts = [random_ids(length, length) for length in (5, 9)]
-    params = [SamplingParams(max_new_tokens=4, temperature=0.7 * seed, seed=seed) for seed in range(2)]
+    params = [SamplingParams(max_new_tokens=6, temperature=0.7 * seed, seed=seed) for seed in range(2)]
     target = target_of("llama", pack=False)
     assert target.captures
-    assert_lossless(
+    sessions = assert_lossless(
         lambda: Engine(target_of("llama", pack=False), prefill_chunk=16),
-        lambda known: proposer_of(shape, source_as_on_a_gpu(kind, target), str(DEVICE)),
+        lambda known: proposer_of(shape, LedSource(source_as_on_a_gpu(kind, target), known), str(DEVICE)),
         prompts,
         params,
     )
+    assert sum(session.metrics.accepted for session in sessions) > 0
