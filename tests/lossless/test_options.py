@@ -1,6 +1,7 @@
 """Every sampling option on a target known exactly: a method may not change what an option makes of the answer."""
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, make_engine
+from tests.pairwise import covering
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.6},
@@ -54,9 +56,7 @@ def plain(params: list[SamplingParams]) -> list[Session]:
     return decode(make_engine(), PROMPTS, params, [EmptyDraft()] * len(PROMPTS))
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("method", DRAFTERS)
+@pytest.mark.parametrize(("method", "option", "sampling"), covering(list(product(DRAFTERS, OPTIONS, SAMPLING))))
 def test_an_option_means_the_same_with_every_method(method: str, option: str, sampling: str) -> None:
     """Guards against options applied along another path than the token's own, alone and in a batch."""
     params = requests(**OPTIONS[option], **SAMPLING[sampling])

@@ -9,7 +9,7 @@ import pytest
 import outpace
 from outpace import Grammar, InvalidRequest
 
-METHODS = ("lookup", "linear:budget=3", "outpace:draft=none", "outpace")
+METHODS = ("outpace:draft=none", "outpace")
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

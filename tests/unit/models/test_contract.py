@@ -27,7 +27,6 @@ from tests.unit.models.tiny import (
     WINDOWS,
     committed_rows,
     decode_one_by_one,
-    needs_kernels,
     open_with,
     path_tokens,
     random_ids,
@@ -79,11 +78,7 @@ CASES += [(family, "window") for family in WINDOWS]
 
 each_family = pytest.mark.parametrize("family", list(FAMILIES))
 each_case = pytest.mark.parametrize(("family", "variant"), CASES)
-# Packed layers are bit-exact; stock ones may round.
-each_target = pytest.mark.parametrize(
-    ("dtype", "layers"),
-    [("float32", "packed"), ("bfloat16", "packed"), pytest.param("float32", "stock", marks=pytest.mark.thorough)],
-)
+each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
 
 
 @pytest.fixture(params=["kernels", pytest.param("torch", marks=pytest.mark.thorough)], autouse=True)
@@ -132,25 +127,13 @@ def test_tree_rows_have_the_logits_of_fused_attention_too(variant: str) -> None:
     assert path_error(stock_model(config, "sdpa"), tiny_target(config), random_tree(BRANCHING, seed=2)) < 1e-4
 
 
-@needs_kernels
-@pytest.mark.parametrize("family", list(WINDOWS))
-def test_the_kernels_window_cases_have_power(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against window cases that the compiled kernels pass without a window."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    config, sight = config_of(family, "window"), structs.AttentionSight
-    monkeypatch.setattr(structs, "AttentionSight", lambda window, softcap, scaling: sight(0, softcap, scaling))
-    assert path_error(stock_model(config), tiny_target(config), random_tree(BRANCHING, seed=2)) > 0.1
-
-
-@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("family", list(WINDOWS))
 def test_the_window_cases_have_power(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against window cases that pass without a window: leaving it out must move logits by more than 0.1."""
-    config = config_of(family, "window")
-    model, target = stock_model(config), tiny_target(config)
-    look = Segment.sight
+    config, look, sight = config_of(family, "window"), Segment.sight, structs.AttentionSight
     monkeypatch.setattr(Segment, "sight", lambda segment, window: look(segment, None))
-    assert path_error(model, target, random_tree(BRANCHING, seed=2)) > 0.1
+    monkeypatch.setattr(structs, "AttentionSight", lambda window, softcap, scaling: sight(0, softcap, scaling))
+    assert path_error(stock_model(config), tiny_target(config), random_tree(BRANCHING, seed=2)) > 0.1
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -222,10 +205,10 @@ def test_greedy_decoding_equals_transformers_generate(family: str, variant: str)
 
 
 @each_family
-@each_target
-def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str, layers: str) -> None:
+@each_dtype
+def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str) -> None:
     """Guards against numbers that depend on who shares the pass: padding, packed kernels, leaks between slots."""
-    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8, pack=layers == "packed")
+    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8)
     exactness = probe(target)
     prompts = [random_ids(length, seed=length) for length in (3, 40, 17, 1, 64)]
     trees = [random_tree(parents, seed=index) for index, parents in enumerate([(-1,), *TREES.values()][:5])]
@@ -242,11 +225,11 @@ def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: st
 
 
 @each_family
-@each_target
-def test_chunks_and_trees_of_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str, layers: str) -> None:
+@each_dtype
+def test_chunks_and_trees_of_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str) -> None:
     """Guards against chunks and trees that see each other, outputs in the order of another part, and rows of a prompt
     whose numbers, or whose keys and values, depend on the trees in their pass or on where the prompt was cut."""
-    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=5, pack=layers == "packed")
+    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=5)
     exactness = probe(target)
     prompts = [random_ids(length, seed=length) for length in (40, 3, 17, 100)]
     for one, other in of_a_mixed_pass(target, prompts):
@@ -254,15 +237,15 @@ def test_chunks_and_trees_of_one_pass_have_the_numbers_they_have_alone(family: s
 
 
 @each_case
-@each_target
-def test_a_tree_row_has_the_numbers_of_plain_decoding(family: str, variant: str, dtype: str, layers: str) -> None:
+@each_dtype
+def test_a_tree_row_has_the_numbers_of_plain_decoding(family: str, variant: str, dtype: str) -> None:
     """Guards against kernels that treat one row otherwise than many, or sum the same keys in another order.
 
     The sums over keys run in float64: a flip needs a sum within 2**-50 or so of a rounding boundary of float32,
     odds of about 1 in 10**8 per number and 1 in 100 for all cases here together; seeds are fixed, so that a machine
     that passes once passes always.
     """
-    target = tiny_target(wide_config(family, variant), DTYPES[dtype], pack=layers == "packed")
+    target = tiny_target(wide_config(family, variant), DTYPES[dtype])
     exactness = probe(target)
     for shape, prompt in itertools.product(("pair", "siblings", "bushy"), BIT_PROMPTS):
         tree = random_tree(TREES[shape], seed=5)
@@ -278,10 +261,10 @@ def test_a_tree_row_has_the_numbers_of_plain_decoding(family: str, variant: str,
 
 
 @each_family
-@each_target
-def test_speculation_leaves_the_numbers_of_plain_decoding_in_the_cache(family: str, dtype: str, layers: str) -> None:
+@each_dtype
+def test_speculation_leaves_the_numbers_of_plain_decoding_in_the_cache(family: str, dtype: str) -> None:
     """Guards against errors that build up round by round: after 40 tokens from random trees the KV is plain's."""
-    target = tiny_target(wide_config(family), DTYPES[dtype], pack=layers == "packed")
+    target = tiny_target(wide_config(family), DTYPES[dtype])
     exactness = probe(target)
     engine, params = Engine(target), SamplingParams(max_new_tokens=40, temperature=0.9, seed=4)
     (plain,) = decode(engine, [PROMPT], [params], [EmptyDraft()])

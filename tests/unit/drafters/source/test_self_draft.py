@@ -263,13 +263,12 @@ def test_drafting_leaves_the_targets_rows_alone() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", ["magicdec:", "triforce:", "tokenswift:retrieve=none,"])
-@pytest.mark.parametrize("verification", ["match", "rejection"])
-def test_the_distribution_of_what_is_said(verification: str, method: str) -> None:
+def test_the_distribution_of_what_is_said(method: str) -> None:
     """Guards against drafts that shift what is sampled: two tokens of 2,000 samples, the second one drafted, by
     chi-square against the target's distribution; false alarm: 1e-6 per case."""
     target = tiny_target(tiny_config("llama", vocab_size=5), max_slots=64)
     prompt = random_ids(50, 3, vocab=5)
-    params = SamplingParams(max_new_tokens=4, temperature=3.0, n=2000, seed=11, verification=verification)
+    params = SamplingParams(max_new_tokens=4, temperature=3.0, n=2000, seed=11, verification="rejection")
     proposer = proposer_for(target, f"{method}keep={KEEP}")
     sessions = decode(Engine(target), [prompt], [params], [proposer])
     stock = stock_model(tiny_config("llama", vocab_size=5))
