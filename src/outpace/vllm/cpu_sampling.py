@@ -15,15 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from packaging.specifiers import SpecifierSet
 from torch import Tensor
 
 from outpace.vllm.versions import SAMPLING_HOOKS, installed_version, is_tested, missing_hooks
 
 LOGGER = logging.getLogger("vllm.outpace")
 ISSUE = "https://github.com/vllm-project/vllm/issues/55005"
-FAULTY = SpecifierSet(">=0.32,<0.34")
-"""Versions known to have the fault. What is done depends on what they do; from others it comes as a surprise."""
 _MARK = "_outpace_looks_at_sampling"
 
 
@@ -34,18 +31,14 @@ def guard() -> None:
     """
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    if not current_platform.is_cpu() or not is_tested():  # another vLLM is as without this plugin
         return
     missing = missing_hooks(SAMPLING_HOOKS)
     if missing:
-        message = (
+        raise RuntimeError(
             f"outpace: vLLM {installed_version()} on a CPU: whether sampling with speculation is right ({ISSUE}) "
             f"is unknown: {'; '.join(missing)}. Install another vLLM, or leave this plugin out: VLLM_PLUGINS=''"
         )
-        if is_tested():
-            raise RuntimeError(message)
-        LOGGER.error(message)  # nothing of ours drafts there, and plain decoding must start
-        return
     from vllm.v1.sample import rejection_sampler
 
     make = rejection_sampler.RejectionSampler.__init__
@@ -75,8 +68,7 @@ def mend(sampler: Any) -> None:
             f"outpace: vLLM {version} samples wrongly on a CPU where it speculates ({ISSUE}), and the mend does not "
             "take; leave out the speculative config, or install another vLLM"
         )
-    level = logging.INFO if FAULTY.contains(version, prereleases=True) else logging.WARNING
-    LOGGER.log(level, "outpace mended sampling with speculation of vLLM %s on this CPU (%s)", version, ISSUE)
+    LOGGER.info("outpace mended sampling with speculation of vLLM %s on this CPU (%s)", version, ISSUE)
 
 
 def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0) -> Tensor:
