@@ -37,7 +37,7 @@ def models_pull(
 
 @models_app.command("list", cls=Command)
 def models_list(as_json: AsJson = False) -> None:
-    """Show built-in and pulled models, and the trained drafters that ship for them."""
+    """Show the built-in models, where pulled ones lie, and the trained drafters that ship."""
     from outpace.models.loading.registry import BUILT_IN, pulled
     from outpace.models.loading.shipped import shipped, size_of
 
