@@ -19,7 +19,7 @@ from outpace.models.exactness import probe
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
@@ -122,7 +122,7 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
         return proposer_of(shape, source_of(kind, target), str(device), is_filled)
 
     def grafted(place: Literal["root", "tail"], fills: Sequence[Retriever]) -> GraftedProposer:
-        return GraftedProposer(base(), JoinedRetriever(fills), device, place, 0.4)
+        return GraftedProposer(base(), fills, device, place, 0.4)
 
     plan = retrieval_plan(grafted_paths())
     makers: list[Callable[[list[list[int]]], Proposer]] = [

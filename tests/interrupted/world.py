@@ -18,7 +18,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
 from outpace.testing import decode, toy_context
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
@@ -115,8 +115,7 @@ class World:
             return union_of(base, MatrixLearner(TransitionMatrix(VOCAB, CPU)), UnionPlan(6, 0.0, 0.9))
         base = proposer_of("gated", self._led(source_of("eagle3", self.target)), leaves_room=True)
         matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
-        fill = JoinedRetriever([SuffixRetriever(CPU), matrix])
-        return GraftedProposer(base, fill, CPU, "tail" if method == "tail" else "root", 0.4)
+        return GraftedProposer(base, [SuffixRetriever(CPU), matrix], CPU, "tail" if method == "tail" else "root", 0.4)
 
     def _led(self, source: Any) -> Any:
         return LedSource(source, self._answers)

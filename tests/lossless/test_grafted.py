@@ -66,7 +66,7 @@ def test_lossless(source: str, shape: str, options: str) -> None:
     expected = [plain(options, index) for index in range(case.batch)]
     sequences = [session.ids for session in expected]
     fill = LedRetriever(retrieval_plan(grafted_paths()), sequences)
-    proposer = GraftedProposer(proposer_for(case, target, sequences), fill, CPU, reserved=0.6)
+    proposer = GraftedProposer(proposer_for(case, target, sequences), [fill], CPU, reserved=0.6)
     sessions = decode(Engine(target, prefill_chunk=32), prompts, params, [proposer] * case.batch)
     for want, got in zip(expected, sessions, strict=True):
         assert got.generated == want.generated

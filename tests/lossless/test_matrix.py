@@ -26,7 +26,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
 from outpace.testing import decode, toy_context
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
 from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, retrieval_plan
@@ -173,16 +173,16 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
         return base
     # Gates leave slots free. Of the budgets of other shapes half is kept for retrieval.
     place: Any = "tail" if case.retriever == "tail" else "root"
-    return GraftedProposer(base, retriever_of(case.retriever), CPU, place, 0.0 if case.shape == "gated" else 0.5)
+    return GraftedProposer(base, retrievers_of(case.retriever), CPU, place, 0.0 if case.shape == "gated" else 0.5)
 
 
-def retriever_of(name: str) -> Retriever:
+def retrievers_of(name: str) -> list[Retriever]:
     if name == "suffix":
-        return SuffixRetriever(CPU)
+        return [SuffixRetriever(CPU)]
     if name == "both":
-        return JoinedRetriever([retriever_of("suffix"), retriever_of("matrix")])
+        return [*retrievers_of("suffix"), *retrievers_of("matrix")]
     paths = [(0,) * depth for depth in range(1, 5)] if name == "tail" else grafted_paths()
-    return MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")
+    return [MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")]
 
 
 @pytest.mark.parametrize("group", GROUPS)

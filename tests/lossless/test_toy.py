@@ -54,7 +54,7 @@ def grafted(base: Callable[[], Proposer], private: bool = False, **options: Any)
 
     def make(sequences: list[list[int]]) -> Proposer:
         matrix, plan = TransitionMatrix(VOCAB, torch.device("cpu")), retrieval_plan(grafted_paths())
-        return GraftedProposer(base(), MatrixRetriever(matrix, plan, private), torch.device("cpu"), **options)
+        return GraftedProposer(base(), [MatrixRetriever(matrix, plan, private)], torch.device("cpu"), **options)
 
     return make
 

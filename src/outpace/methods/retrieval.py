@@ -12,7 +12,7 @@ from outpace.drafters.domino.methods import DOMINO
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.method import Method
 from outpace.drafters.options import MatrixOptions, Options, RetrievalOptions
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.lookahead import Lookahead
 from outpace.trees.retrieval.samd import SamDecoding, load_corpus
@@ -82,8 +82,7 @@ def with_retrieval(base: Proposer, options: Options, context: BuildContext) -> P
         retrievers.append(SuffixRetriever(context.device))
     if options.retrieve in ("matrix", "both"):
         retrievers.append(_matrix_retriever(options, context))
-    retriever = retrievers[0] if len(retrievers) == 1 else JoinedRetriever(retrievers)
-    return GraftedProposer(base, retriever, context.device, options.place, options.reserved)
+    return GraftedProposer(base, retrievers, context.device, options.place, options.reserved)
 
 
 def _matrix_retriever(options: RetrievalOptions, context: BuildContext) -> Retriever:

@@ -30,7 +30,7 @@ from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever
+from outpace.trees.grafting import GraftedProposer
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.retrieval.samd import SamDecoding
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -275,8 +275,7 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     """The transition matrix that a proposer keeps from request to request; None if it keeps none."""
     reader: Any = None
     if isinstance(proposer, GraftedProposer):
-        reader = proposer.retriever
-        reader = reader.retrievers[-1] if isinstance(reader, JoinedRetriever) else reader
+        reader = proposer.retrievers[-1]
     elif isinstance(proposer, UnionProposer):
         reader = proposer.matrix
     elif isinstance(proposer, StaticProposer):

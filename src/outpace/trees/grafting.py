@@ -1,13 +1,12 @@
 """Grafting: retrieved continuations take the slots that a draft leaves free (Graft, arXiv 2605.20104, section 3.2).
 
-Retrievers are the transition matrix along a template, the longest match, and several of them in turn.
+Retrievers are the transition matrix along a template and the longest match; slots go to a node of each in turn.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import accumulate, zip_longest
-from typing import Any, ClassVar, Literal, NamedTuple
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,49 +82,6 @@ class SuffixRetriever(Stateless):
             tokens = torch.tensor([UNKNOWN, *chain], device=self._device)
             found.append(Retrieved(tokens, Topology.chain(len(tokens)), origins_of("matched", len(tokens))))
         return found
-
-
-class JoinedRetriever(Nested):
-    """Several retrievers, two or more; slots go to a node of each in turn."""
-
-    def __init__(self, retrievers: Sequence[Retriever]) -> None:
-        self.retrievers = tuple(retrievers)
-        self.needs = Needs(max(retriever.needs.top_k for retriever in retrievers))
-
-    def _each(self) -> list[tuple[str, Any]]:
-        return [(f"of_{place}", retriever) for place, retriever in enumerate(self.retrievers)]
-
-    def prepare(
-        self, states: Sequence[Any], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
-    ) -> list[Retrieved]:
-        found = [
-            retriever.prepare([getattr(state, name) for state in states], requests, paths)
-            for name, retriever in self._each()
-        ]
-        return [joined(each) for each in zip(*found, strict=True)]
-
-
-def joined(parts: Sequence[Retrieved]) -> Retrieved:
-    """What several retrievers retrieved below the same node as one tree, a node of each in turn."""
-    topology, order = _joined(tuple(part.topology for part in parts))
-    tokens = torch.cat([part.tokens for part in parts])
-    origins = [origin for part in parts for origin in part.origins]
-    return Retrieved(tokens[order], topology, tuple(origins[place] for place in order))
-
-
-@lru_cache(maxsize=256)
-def _joined(parts: tuple[Topology, ...]) -> tuple[Topology, list[int]]:
-    """The joint topology, and the place of each of its nodes among all nodes of the parts."""
-    starts = [0, *accumulate(len(part) for part in parts)]
-    parents, order = [-1], [0]
-    places = [[0] * len(part) for part in parts]
-    for node in range(1, max(len(part) for part in parts)):
-        for part, start, own in zip(parts, starts, places, strict=False):
-            if node < len(part):
-                own[node] = len(order)
-                parents.append(own[part.parents[node]])
-                order.append(start + node)
-    return Topology.of(parents), order
 
 
 RETRIEVED = -1
@@ -281,6 +237,7 @@ class GraftedProposer(Nested):
     The base decides how many: a gate of its shape ends drafting early. A full tree stays as it is.
 
     Args:
+        retrievers: one or more; slots go to a node of each in turn.
         place: "root": retrieval continues the pending token, on a stream of its own while the base drafts;
             "tail": it continues the leaves of the draft, the likeliest first, in turn (Graft(TAIL), section 2.2; of a
             cut chain, appendix F).
@@ -288,24 +245,25 @@ class GraftedProposer(Nested):
             section 2.2).
     """
 
-    parts: ClassVar = {"of_base": "base", "of_retriever": "retriever"}
-
     def __init__(
         self,
         base: Proposer,
-        retriever: Retriever,
+        retrievers: Sequence[Retriever],
         device: torch.device,
         place: Literal["root", "tail"] = "root",
         reserved: float = 0.0,
     ) -> None:
-        assert not retriever.needs.taps, "only the base may need taps: it gets them in its own order"
-        self.base, self.retriever, self.budget = base, retriever, base.budget
-        self.needs = Needs(max(base.needs.top_k, retriever.needs.top_k), base.needs.taps)
+        assert not any(one.needs.taps for one in retrievers), "only the base may need taps: it gets them in its order"
+        self.base, self.retrievers, self.budget = base, tuple(retrievers), base.budget
+        self.needs = Needs(max(one.needs.top_k for one in (base, *retrievers)), base.needs.taps)
         self._device, self._place, self._reserved = device, place, reserved
         self._side = SideStream(device)
 
+    def _each(self) -> list[tuple[str, Any]]:
+        return [("of_base", self.base), *((f"of_{place}", one) for place, one in enumerate(self.retrievers))]
+
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        bases, retrievers = [state.of_base for state in states], [state.of_retriever for state in states]
+        bases = [state.of_base for state in states]
         if not any(request.budget for request in requests):
             return proposed(self.base, bases, requests)
         offered = [
@@ -314,21 +272,28 @@ class GraftedProposer(Nested):
         if self._place == "root":
             with RETRIEVE, self._side.overlapped():
                 pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
-                retrieved = self.retriever.prepare(retrievers, requests, list(pending))
+                retrieved = self._retrieved(states, requests, list(pending))
         try:
             trees = proposed(self.base, bases, offered)
         finally:  # also after an interrupt: the next update must not write what retrieval still reads
             if self._place == "root":
-                self._side.join([found.tokens for found in retrieved])
+                self._side.join([one.tokens for found in retrieved for one in found])
         if self._place == "root":
-            offers = [[Offer(0, found)] for found in retrieved]
+            offers = [[Offer(0, one) for one in found] for found in zip(*retrieved, strict=True)]
         else:
-            offers = self._after_leaves(retrievers, requests, trees)
+            offers = self._after_leaves(states, requests, trees)
         return graft(trees, offers, requests)
+
+    def _retrieved(
+        self, states: Sequence[Any], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
+    ) -> list[list[Retrieved]]:
+        """By retriever, what continues each path."""
+        parts = self._each()[1:]
+        return [part.prepare([getattr(state, name) for state in states], requests, paths) for name, part in parts]
 
     @RETRIEVE
     def _after_leaves(
-        self, retrievers: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
+        self, states: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
     ) -> list[list[Offer]]:
         """What continues the leaves of each tree, of as many leaves as there are free slots in it."""
         slots = free_slots(trees, requests)
@@ -338,11 +303,9 @@ class GraftedProposer(Nested):
         if ends:
             members = [index for index, _ in ends]
             paths = [trees[index].tokens[list(trees[index].topology.path(node))] for index, node in ends]
-            found = self.retriever.prepare(
-                [retrievers[index] for index in members], [requests[index] for index in members], paths
-            )
-            for (index, node), one in zip(ends, found, strict=True):
-                offers[index].append(Offer(node, one))
+            for found in self._retrieved([states[i] for i in members], [requests[i] for i in members], paths):
+                for (index, node), one in zip(ends, found, strict=True):
+                    offers[index].append(Offer(node, one))
         return offers
 
 

@@ -107,7 +107,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def run(clock: Clock, batch: int = 1, has_retrieval: bool = True) -> list[Session]:
     base = TimedBase(clock)
-    proposer = GraftedProposer(base, TimedRetriever(clock), CPU) if has_retrieval else base
+    proposer = GraftedProposer(base, [TimedRetriever(clock)], CPU) if has_retrieval else base
     params = SamplingParams(max_new_tokens=STEPS + 1)
     timed = engine.Engine(TimedTarget(clock), lambda: TimedDetokenizer(clock))
     return decode(timed, [[1, 2]] * batch, [params] * batch, [proposer] * batch)
@@ -154,8 +154,8 @@ def test_phases_add_up_to_the_round(clock: Clock, batch: int) -> None:
 def test_grafting_is_counted_whole(clock: Clock, place: Any) -> None:
     """Guards against a base's own drafting in the figure, and nested grafts of which only the last is counted."""
     clock.takes = {"propose": 50.0, "prepare": 10.0}
-    inner = GraftedProposer(TimedBase(clock), TimedRetriever(clock), CPU, place)
-    outer = GraftedProposer(inner, TimedRetriever(clock), CPU, place)
+    inner = GraftedProposer(TimedBase(clock), [TimedRetriever(clock)], CPU, place)
+    outer = GraftedProposer(inner, [TimedRetriever(clock)], CPU, place)
     requests = [draft_request([5], 0, 0), draft_request([6], 4, 4)]
     for proposer, spent in ((inner, 0.01), (outer, 0.02)):
         with DraftClock() as spans:

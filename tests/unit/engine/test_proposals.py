@@ -100,7 +100,7 @@ def test_a_mistake_inside_a_graft_names_the_method_that_made_it() -> None:
     """Guards against an AttributeError of the graft, whose base is a method of another package that returns lists."""
     base = Returned(lambda request: [request.ids[-1], 1])
     matrix = MatrixRetriever(TransitionMatrix(VOCAB, torch.device("cpu")), retrieval_plan(grafted_paths()))
-    proposer = GraftedProposer(base, matrix, torch.device("cpu"))
+    proposer = GraftedProposer(base, [matrix], torch.device("cpu"))
     with pytest.raises(MethodError, match=r"^method Returned: propose.. returned \["):
         decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=10)], [proposer])
 

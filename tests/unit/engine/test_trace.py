@@ -12,7 +12,7 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
@@ -32,7 +32,7 @@ def drafting() -> Proposer:
 
 def grafted() -> Proposer:
     matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
-    return GraftedProposer(drafting(), JoinedRetriever([SuffixRetriever(CPU), matrix]), CPU, reserved=0.0)
+    return GraftedProposer(drafting(), [SuffixRetriever(CPU), matrix], CPU, reserved=0.0)
 
 
 def union() -> Proposer:

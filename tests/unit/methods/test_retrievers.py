@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outpace.core.drafting import UNKNOWN, Retrieved
-from outpace.core.tree import Topology
+from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest
@@ -15,7 +15,7 @@ from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.methods.retrieval import with_retrieval
 from outpace.methods.stores import matrix_of
 from outpace.testing.toy import draft_request, no_draft_model
-from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever, joined
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, Offer, SuffixRetriever, graft
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.suffix import TextMatch
 
@@ -70,11 +70,13 @@ def test_fills_take_turns() -> None:
     """Guards against nodes of the second fill below nodes of the first."""
     chain = Retrieved(torch.tensor([7, 1, 2, 3, 8]), Topology.chain(5))
     fork = Retrieved(torch.tensor([7, 4, 5, 6]), Topology.of([-1, 0, 0, 1]))
-    both = joined([chain, fork])
+    empty, request = DraftTree.chain(torch.tensor([7])), draft_request([7], 60, 20)
+    (both,) = graft([empty], [[Offer(0, chain), Offer(0, fork)]], [request])
     assert both.tokens.tolist() == [7, 1, 4, 2, 5, 3, 6, 8]
     assert both.topology.parents == (-1, 0, 0, 1, 0, 3, 2, 5)
-    nothing = joined([Retrieved(torch.tensor([UNKNOWN]), Topology.chain(1)), fork])
-    assert (nothing.tokens.tolist()[1:], nothing.topology.parents) == ([4, 5, 6], (-1, 0, 0, 1))
+    nothing = Retrieved(torch.tensor([UNKNOWN]), Topology.chain(1))
+    (alone,) = graft([empty], [[Offer(0, nothing), Offer(0, fork)]], [request])
+    assert (alone.tokens.tolist()[1:], alone.topology.parents) == ([4, 5, 6], (-1, 0, 0, 1))
 
 
 def test_options_choose_the_fill() -> None:
@@ -87,19 +89,17 @@ def test_options_choose_the_fill() -> None:
 
     base = EmptyDraft()
     assert with_retrieval(base, ModelOptions(), AROUND) is base
-    assert isinstance(made(retrieve="suffix").retriever, SuffixRetriever)
+    assert isinstance(made(retrieve="suffix").retrievers[0], SuffixRetriever)
     proposer = made(retrieve="both")
-    both = proposer.retriever
-    assert isinstance(both, JoinedRetriever)
-    assert [type(fill) for fill in both.retrievers] == [SuffixRetriever, MatrixRetriever]
-    assert both.needs.top_k == 8
-    assert matrix_of(proposer) is both.retrievers[1].matrix  # type: ignore[attr-defined]
+    assert [type(fill) for fill in proposer.retrievers] == [SuffixRetriever, MatrixRetriever]
+    assert proposer.needs.top_k == 8
+    assert matrix_of(proposer) is proposer.retrievers[1].matrix  # type: ignore[attr-defined]
     assert matrix_of(made(retrieve="matrix", matrix="private")) is None
     for options, levels, nodes in (({}, 9, 80), ({"retrieve_depth": 2}, 2, 24), ({"place": "tail"}, 16, 16)):
-        fill = made(retrieve="matrix", **options).retriever
+        (fill,) = made(retrieve="matrix", **options).retrievers
         (retrieved,) = fill.prepare([fill.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
         assert (retrieved.topology.max_depth, len(retrieved.topology) - 1) == (levels, nodes)
-    narrow = made(retrieve="matrix", retrieve_breadth=1).retriever
+    (narrow,) = made(retrieve="matrix", retrieve_breadth=1).retrievers
     (retrieved,) = narrow.prepare([narrow.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
     assert retrieved.topology.is_chain
 

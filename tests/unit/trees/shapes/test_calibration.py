@@ -112,7 +112,7 @@ def run_beam(source: ToySource, config: GatedConfig) -> list[DraftTree]:
 def gated_proposer() -> tuple[GraftedProposer, GrowingProposer]:
     shape = Gated(GatedConfig(depth=5, breadth=2, thresholds=(0.99, 0.99, 0.99)))
     base = GrowingProposer(ToySource(blend(0.7, V)), shape, 8)
-    return GraftedProposer(base, MatrixRetriever(warm_matrix(), PLAN), CPU), base
+    return GraftedProposer(base, [MatrixRetriever(warm_matrix(), PLAN)], CPU), base
 
 
 def test_a_warm_up_drafts_with_open_gates_and_leaves_them_as_they_were() -> None:

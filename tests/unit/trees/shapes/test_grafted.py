@@ -71,7 +71,7 @@ class Told(EmptyDraft):
 def test_both_halves_hear_everything() -> None:
     """Guards against a half whose caches are never closed, rewound, filled, taught or reset, and needs that go."""
     base, matrix = Told(), TransitionMatrix(V, CPU)
-    proposer = GraftedProposer(base, MatrixRetriever(matrix, PLAN), CPU)
+    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PLAN)], CPU)
     assert proposer.needs == Needs(SUCCESSORS, (1, 4))
     assert proposer.budget == 9
     state = proposer.open(0)
@@ -94,7 +94,7 @@ def test_both_halves_hear_everything() -> None:
 
 def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
     """Guards against a graft into a full tree, one that outgrows K or the depth that fits, and neighbours mixed up."""
-    proposer = GraftedProposer(chain_of(4), MatrixRetriever(warm_matrix(), PLAN), CPU)
+    proposer = GraftedProposer(chain_of(4), [MatrixRetriever(warm_matrix(), PLAN)], CPU)
     wanted = [(4, 9), (15, 9), (60, 9), (0, 9), (12, 2)]
     requests = [draft_request([7, number], budget, depth) for number, (budget, depth) in enumerate(wanted)]
     states = [proposer.open(slot) for slot in range(len(requests))]
@@ -119,7 +119,7 @@ def test_the_tail_continues_every_end_of_a_tree() -> None:
     matrix = TransitionMatrix(20, CPU)
     matrix.successors.copy_((torch.arange(20)[:, None] + torch.arange(4, 4 + SUCCESSORS)) % 20)
     chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
-    proposer = GraftedProposer(base, MatrixRetriever(matrix, chain), CPU, "tail")
+    proposer = GraftedProposer(base, [MatrixRetriever(matrix, chain)], CPU, "tail")
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], 12, 20)])
     paths = node_paths(tree)
     assert sorted(paths[: tree.drafted]) == [(), (1,), (1, 2), (1, 3), (2,), (3,)]
@@ -133,7 +133,7 @@ def test_batch_mode_has_a_fixed_shape() -> None:
     base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, leaves_room=True)
     matrix = warm_matrix()
     matrix.successors[7] = 0
-    proposer = GraftedProposer(base, MatrixRetriever(matrix, PLAN), CPU)
+    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PLAN)], CPU)
     requests = [draft_request([1, 7], 15, 20), draft_request([2, 9], 15, 20)]
     trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [15, 15]
@@ -148,7 +148,7 @@ def test_batch_mode_has_a_fixed_shape() -> None:
 def test_a_reserved_share_is_not_offered_to_the_base(share: float, offered: int) -> None:
     """Guards against Graft(ROOT) with a base that takes the slots reserved for retrieval, or with K exceeded."""
     base = Told()
-    proposer = GraftedProposer(base, MatrixRetriever(warm_matrix(), PLAN), CPU, reserved=share)
+    proposer = GraftedProposer(base, [MatrixRetriever(warm_matrix(), PLAN)], CPU, reserved=share)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([3], 9, 9)])
     assert base.heard[-1] == ("propose", [offered])
     assert len(tree) - 1 == 9
@@ -175,7 +175,7 @@ def test_accepted_tokens_are_counted_by_where_they_came_from() -> None:
             return [Retrieved(tokens, Topology.chain(len(tokens))) for tokens in found]
 
     base = Early([plain.ids])
-    proposer = GraftedProposer(base, Known(TransitionMatrix(V, CPU), PLAN), CPU)
+    proposer = GraftedProposer(base, [Known(TransitionMatrix(V, CPU), PLAN)], CPU)
     (session,) = decode(Engine(target), [[1, 2]], [params], [proposer])
     metrics = session.metrics
     assert session.ids == plain.ids
