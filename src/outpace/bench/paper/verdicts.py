@@ -236,7 +236,7 @@ def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]
     rows, labels = {cell[1] for cell in own if cell in cells}, {cell[0] for cell in own if cell in cells}
     return list(
         dict.fromkeys(
-            row if row not in rows else label if label not in labels else f"{row} on {of} ({label})"
+            row if row not in rows else label if label not in labels else f"{row} on {of}" + f" ({label})" * bool(label)
             for label, row, of in gone
         )
     )

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outpace.bench.paper import verdicts
 from outpace.bench.paper.exhibit import Claim, ExhibitRun
 from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.verdicts import TOO_FEW, CellComparison, ClaimFinding, draws, judge
@@ -152,6 +153,8 @@ def test_what_is_due_and_not_measured_leaves_a_claim_open() -> None:
 
     assert found(list(cells)).verdict == "holds"
     assert found(list(cells)).numbers.endswith("; without slow on b (cold), other, warm")
+    lacking = verdicts._lacking(claim, [("", "fast", "a"), ("", "fast", "b")], {("", "fast", "a"): cell(FAST)})
+    assert lacking == ["fast on b"], "the only run needs no label"
     assert (found(planned).verdict, found(planned).why) == ("undecided", "Not all of it is measured yet.")
     against = judge(claim.model_copy(update={"at_most": 0.1}), RUNS, CellComparison(cells), {}, {}, planned, planned)
     assert against.verdict == "does not hold"
