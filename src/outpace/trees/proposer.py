@@ -243,7 +243,7 @@ class GrowingProposer(Nested):
         budgets = torch.tensor([request.budget for request in requests])  # [R]
         endings = _endings(requests)
         slots = budgets * RERANKED_SLOTS if self.shape.reranks else budgets.clone()
-        rooms = torch.full_like(budgets, MAX_TREE_NODES - 1)  # nodes to expand that a source has rows for
+        expanding: list[Tensor] = []  # owners of the nodes that the source expands, by level
         self.shape.begin(shapes, budgets.tolist())
         lessons = [state.lesson for state in states]
         for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
@@ -259,6 +259,7 @@ class GrowingProposer(Nested):
         while len(nodes):
             depth += 1
             owners = growing.owners[nodes]
+            expanding.append(owners)
             where = owners.tolist(), above.tolist()
             frontier = Frontier(growing.tokens[nodes], *where, self.shape.wants_entropy, draws=draws)
             found = self.source.expand(sources, frontier, self.shape.width)
@@ -288,11 +289,13 @@ class GrowingProposer(Nested):
             onward = expanded[places, ranks] & (slots > 0)[owners[places]] & (depth < limits)[owners[places]]
             if ends is not None:
                 onward &= ~ends[places, ranks]
-            if self.shape.reranks:
+            if (
+                self.shape.reranks and sum(map(len, expanding)) + len(onward) > MAX_TREE_NODES
+            ):  # a source has no more rows
+                rooms = MAX_TREE_NODES - torch.bincount(torch.cat(expanding), minlength=len(budgets))
                 wanted = torch.zeros_like(selected)
                 wanted[places[onward], ranks[onward]] = True
                 onward = within_slots(wanted, order, rooms)[places, ranks]
-                rooms -= torch.bincount(owners[places[onward]], minlength=len(rooms))
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "a shape may move slots between requests, not add any"
