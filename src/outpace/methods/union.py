@@ -44,7 +44,8 @@ class OutpaceOptions(MatrixOptions, Options):
         default=None,
         ge=1,
         le=64,
-        description="drafted tokens on the longest path of its beam; by default 3, and with draft=lattice the block",
+        description="drafted tokens on the longest path of its beam; by default 3 with priced=true, else as "
+        "where it drafts alone; with draft=lattice the block",
     )
     beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
@@ -138,7 +139,9 @@ def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Propos
     if options.draft == "lattice":
         given |= {"shape": BEST}
     else:
-        given |= {"shape": "beam", "depth": options.depth or 3, "beam": options.beam, "breadth": options.beam}
+        given |= {"shape": "beam", "beam": options.beam, "breadth": options.beam}
+        if options.is_priced:  # few nodes pay; a tree of a given size is filled better by deep drafts
+            given.setdefault("depth", 3)
     if options.noise and options.draft != "lattice":
         given["calibration"] = "off"  # prices of its own weigh keyed scores
     assert options.draft is not None, "settled before"

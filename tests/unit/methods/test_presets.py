@@ -172,6 +172,19 @@ def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) 
     assert counts(",skip_draft_above=0.001")[1] < passes
 
 
+@pytest.mark.parametrize(("options", "depth"), [("", 3), (",budget=9", 8), (",budget=9,priced=true", 3)])
+def test_a_budget_deepens_the_drafts_of_the_union(
+    target: Path, drafters: dict[str, Path], options: str, depth: int
+) -> None:
+    """Guards against a tree of a given size whose deep nodes are guesses of retrieval, as its draft ends at depth 3."""
+    model = outpace.load(str(target), "plain", dtype="float32", device="cpu", drafter=str(drafters["eagle3"]))
+    union = model.proposer(f"outpace:draft=eagle3{options}")
+    assert isinstance(union, UnionProposer)
+    assert isinstance(union.base, GrowingProposer)
+    assert isinstance(union.base.shape, Beam)
+    assert union.base.shape.config.depth == depth
+
+
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("vocabulary") / "ids.safetensors"
