@@ -17,22 +17,10 @@ from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from tests.unit.drafters.net.small import N, randn
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "heads": 6,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "layers": 3,
-    "rope_theta": 1e4,
-    "max_positions": 512,
-    "vocab_size": 61,
-    "target_hidden_size": 24,
-    "target_layers": 9,
-    "block_size": 5,
-    "mask_token_id": 60,
-    "target_layer_ids": (1, 4, 6),
-    "layer_types": ("full_attention",) * 3,
-}
+    "hidden_size": 24, "intermediate_size": 40, "heads": 6, "kv_heads": 2, "head_dim": 8, "layers": 3,
+    "rope_theta": 1e4, "max_positions": 512, "vocab_size": 61, "target_hidden_size": 24, "target_layers": 9,
+    "block_size": 5, "mask_token_id": 60, "target_layer_ids": (1, 4, 6), "layer_types": ("full_attention",) * 3,
+}  # fmt: skip
 SLIDING: dict[str, Any] = {
     "layer_types": ("full_attention", "sliding_attention", "sliding_attention"),
     "sliding_window": 4,

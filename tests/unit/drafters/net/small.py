@@ -14,18 +14,9 @@ from outpace.drafters.kind import attention
 N = TypeVar("N", bound=nn.Module)
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "rms_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_positions": 64,
-    "vocab_size": 50,
-    "draft_vocab_size": 20,
-    "target_hidden_size": 24,
-}
+    "hidden_size": 24, "intermediate_size": 40, "heads": 4, "kv_heads": 2, "head_dim": 8, "rms_eps": 1e-5,
+    "rope_theta": 10000.0, "max_positions": 64, "vocab_size": 50, "draft_vocab_size": 20, "target_hidden_size": 24,
+}  # fmt: skip
 """heads x head_dim is not hidden_size on purpose: nothing may take one for the other."""
 
 

@@ -1,14 +1,11 @@
 """Drafters from layout to layout: every pair, and the check that what was written says what was read."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from outpace.drafters import convert as convert_module
 from outpace.drafters.convert import changed_settings, convert, largest_difference
@@ -17,10 +14,10 @@ from outpace.drafters.kinds import KINDS, kind_of, write_net
 from outpace.drafters.load import load_net
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
-from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_dflash2, small_domino, small_dspark
-from tests.unit.drafters.net.small import dart_net, eagle3_net
+from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino
+from tests.unit.drafters.net.small import eagle3_net
+from tests.unit.drafters.net.test_every_kind import NETS
 from tests.unit.drafters.net.test_load import write_all
-from tests.unit.drafters.net.test_medusa import medusa
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +52,6 @@ def test_every_layout_becomes_every_other(folder: Path, tmp_path: Path) -> None:
     assert count == 2 * 2 + 2 * 1 + 4 * 2 + 2 * 2 + 1
 
 
-def test_the_target_is_named_where_a_layout_keeps_it(folder: Path, tmp_path: Path) -> None:
-    """Guards against a speculators file that vLLM cannot serve by its own name, and a name taken and dropped."""
-    convert(str(folder / "eagle3-midlayer"), tmp_path / "out", "speculators", target="Qwen/Qwen3-8B")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["speculators_config"]["verifier"]["name_or_path"] == "Qwen/Qwen3-8B"
-    with pytest.raises(InvalidRequest, match="target='x': layout 'midlayer' does not name the target"):
-        convert(str(folder / "eagle3-midlayer"), tmp_path / "other", "midlayer", target="x")
-
-
 def test_a_cast_is_written_and_compared(folder: Path, tmp_path: Path) -> None:
     """Guards against weights cast in the file and not in the comparison, and maps of ids cast with them."""
     done = convert(str(folder / "domino-domino"), tmp_path / "domino", "sglang", dtype="bfloat16")
@@ -90,13 +78,15 @@ def test_a_cast_is_written_and_compared(folder: Path, tmp_path: Path) -> None:
         ("dflash-z-lab", "sglang", {}, "is of kind dflash; choose z-lab"),
         ("domino-sglang", "vllm", {}, "choose domino or sglang"),
         ("dart-own", "dart", {"dtype": "int8"}, "dtype='int8': choose one of float32"),
+        ("eagle3-midlayer", "midlayer", {"target": "x"}, "target='x': layout 'midlayer' does not name the target"),
         ("nothing/there", "dart", {}, "no such folder"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
     folder: Path, tmp_path: Path, source: str, layout: str, more: dict[str, Any], complaint: str
 ) -> None:
-    """Guards against an error that does not name the layouts that are written, and a folder left half written."""
+    """Guards against an error that does not name the layouts that are written, a name of the target that is taken and
+    dropped, and a folder left half written."""
     with pytest.raises((InvalidRequest, ModelError), match=complaint):
         convert(str(folder / source), tmp_path / "out", layout, **more)
     assert not (tmp_path / "out").exists()
@@ -154,26 +144,23 @@ def test_a_file_that_says_something_else_is_removed(
     assert not out.exists()
 
 
-NETS: dict[str, Callable[[], nn.Module]] = {
-    "eagle3": lambda: eagle3_net(torch.float32, own_embedding=True, norm_before_fc=True, fc_norm=True, qk_norm=True),
-    "dart": lambda: dart_net(torch.float32),
-    "medusa": lambda: medusa(torch.float32),
-    "shared": lambda: medusa(torch.float32, head="shared", draft_vocab_size=20),
-    "dflash": lambda: small_dflash(torch.float32, **SLIDING),
-    "domino": lambda: small_domino(torch.float32),
-    "dspark": lambda: small_dspark(torch.float32),
-    "dflash2": lambda: small_dflash2(torch.float32),
-}
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_the_comparison_sees_every_weight(name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *((kind, {}) for kind in ("dart", "medusa", "domino", "dspark", "dflash2")),
+        ("eagle3", {"own_embedding": True, "norm_before_fc": True, "fc_norm": True, "qk_norm": True}),
+        ("medusa", {"head": "shared", "draft_vocab_size": 20}),
+        ("dflash", SLIDING),
+    ],
+    ids=str,
+)
+def test_the_comparison_sees_every_weight(kind: str, changes: dict[str, Any]) -> None:
     """Guards against a forward that leaves out a part of the net, whose weights could then be anything."""
-    net = NETS[name]()
+    net = NETS[kind](torch.float32, **changes)
     assert kind_of(net).probe is not None
-    assert largest_difference(net, NETS[name]()) == 0.0
+    assert largest_difference(net, NETS[kind](torch.float32, **changes)) == 0.0
     for key in net.state_dict():
-        other = NETS[name]()
+        other = NETS[kind](torch.float32, **changes)
         weight = other.state_dict()[key].view(-1)
         if weight.is_floating_point():
             weight[0] += 1

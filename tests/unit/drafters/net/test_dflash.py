@@ -30,34 +30,11 @@ def test_block_is_the_papers(changes: dict[str, Any], dtype: torch.dtype, tolera
         assert relative_error(draft(net, [request])[0], want) < tolerance
 
 
-def test_windows_and_visibility_by_layer() -> None:
-    """Guards against a window on a full layer, or causality taken from the config as a whole."""
-    config = DFlashConfig(**{**SIZES, **SLIDING})
-    assert [config.window(layer) for layer in range(3)] == [None, 4, 4]
-    assert [config.is_causal(layer) for layer in range(3)] == [False, True, True]
-    free = DFlashConfig(**{**SIZES, **SLIDING, "sliding_causal": False})
-    assert [free.is_causal(layer) for layer in range(3)] == [False] * 3
-    plain = DFlashConfig(**{**SIZES, "layer_types": ()})
-    assert [plain.window(layer) for layer in range(3)] == [None] * 3
-
-
-def test_taps_count_from_the_embedding() -> None:
-    """Guards against the off-by-one between layers and Hugging Face's hidden states."""
-    assert DFlashConfig(**SIZES).taps == (2, 5, 7)
-
-
 def test_default_taps_are_the_published_ones() -> None:
     """Guards against another spread of taps than the authors': fc's columns would meet other layers."""
     assert default_target_layer_ids(36, 5) == (1, 9, 17, 25, 33)
     assert default_target_layer_ids(64, 5) == (1, 16, 31, 46, 61)
     assert default_target_layer_ids(30, 1) == (15,)
-
-
-def test_a_block_drafts_all_but_the_anchor() -> None:
-    """Guards against the anchor's output taken for a draft."""
-    config = DFlashConfig(**SIZES)
-    assert config.drafts_per_block() == 4
-    assert [config.draft_position(depth) for depth in (1, 4)] == [1, 4]
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,6 @@ def test_convolutions_stand_around_both_sublayers() -> None:
             convolution.base_kernel[side, 1] = 0.0
 
 
-def test_blocks_of_a_batch_are_those_drafted_alone() -> None:
-    """Guards against convolutions that reach into the block packed before."""
-    net, batch = small_dflash2(**SLIDING), requests([3, 7, 2], torch.float64)
-    for request, rows in zip(batch, draft(net, batch), strict=True):
-        assert relative_error(rows, draft(net, [request])[0]) < 1e-12
-
-
 def test_the_selector_scores_pairs_of_the_best() -> None:
     """Guards against scores of ids outside the best, and gates by another row or token."""
     net, hidden, base = small_dflash2(), randn(3, 24), randn(3, 61, seed=4)

@@ -57,14 +57,6 @@ def test_steps_follow_the_papers_equations(
         assert relative_error(logits[depth][row], want) < tolerance
 
 
-def test_drafts_per_block_are_the_authors_or_the_servers() -> None:
-    """Guards against a B-th draft where the last position predicts nothing new, or its loss where it does."""
-    shifted, plain = (DominoConfig(**{**SIZES, **HEAD, "shift_label": shift}) for shift in (True, False))
-    assert (shifted.drafts_per_block(every_position=True), shifted.drafts_per_block()) == (5, 4)
-    assert (plain.drafts_per_block(every_position=True), plain.drafts_per_block()) == (4, 4)
-    assert (shifted.draft_position(5), shifted.corrects(5)) == (4, True)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

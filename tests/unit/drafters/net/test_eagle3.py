@@ -8,11 +8,11 @@ import torch
 from pydantic import ValidationError
 
 from outpace.drafters.eagle3.net import Eagle3Config
-from outpace.drafters.fusion import membership, usual_taps
+from outpace.drafters.fusion import membership
 from outpace.drafters.kind import causal
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, randn, relative_error
+from tests.unit.drafters.net.small import SIZES, eagle3_net, offsets, randn, relative_error
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "bias")
 VARIANTS: list[dict[str, Any]] = [dict(zip(FLAGS, said)) for said in itertools.product([False, True], repeat=6)]
@@ -49,23 +49,6 @@ def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
             assert relative_error(states, exact) < tolerance
             assert relative_error(hidden, wanted) < tolerance
         assert relative_error(net.logits(hidden), wanted @ w["lm_head.weight"].T) < tolerance
-
-
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "norm_output": True, "bias": True}], ids=["plain", "all"])
-@torch.inference_mode()
-def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> None:
-    """Guards against positions counted from the first row of a pass."""
-    net = eagle3_net(**changes)
-    embeddings, states, positions = randn(12, 24, seed=1), randn(12, 24, seed=2), torch.arange(12)
-    wanted, wanted_hidden = net(embeddings, states, positions, causal)
-    for pieces in ([1] * 12, [5, 1, 4, 2]):
-        attend, start = Cached(), 0
-        for size in pieces:
-            part = slice(start, start + size)
-            out, hidden = net(embeddings[part], states[part], positions[part], attend)
-            torch.testing.assert_close(out, wanted[part], rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(hidden, wanted_hidden[part], rtol=1e-10, atol=1e-12)
-            start += size
 
 
 def test_the_targets_embedding_is_used_and_its_head_asked_for_where_the_file_has_none() -> None:
@@ -114,13 +97,10 @@ def test_configs_that_contradict_themselves_are_refused(changes: dict[str, Any],
         Eagle3Config(**{**SIZES, **changes})
 
 
-def test_taps_are_the_usual_three_or_those_of_the_file() -> None:
-    """Guards against layer ids off by one: the usual three are indices into hidden_states, low, middle and high."""
-    assert usual_taps(32) == (2, 16, 29)
-    config = Eagle3Config(**SIZES)
-    assert (config.tap_count, config.taps_of(36)) == (3, (2, 18, 33))
+def test_taps_that_a_target_lacks_are_refused() -> None:
+    """Guards against layer ids off by one: they are indices into hidden_states."""
     stated = Eagle3Config(**SIZES, taps=(1, 35))
-    assert (stated.tap_count, stated.taps_of(36)) == (2, (1, 35))
+    assert stated.taps_of(36) == (1, 35)
     with pytest.raises(ModelError, match="35 layers: 0 to 34"):
         stated.taps_of(35)
 

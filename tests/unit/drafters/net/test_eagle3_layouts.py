@@ -14,24 +14,16 @@ from outpace.drafters.eagle3.files import IDS, layout_of, read_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fusion import membership
 from outpace.drafters.kinds import write_net
-from outpace.lib.checkpoint import Checkpoint, read_checkpoint
+from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.small import eagle3_net
 from tests.unit.drafters.net.test_rotary import LLAMA3
 
 LAYER = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "max_position_embeddings": 64,
-    "vocab_size": 50,
-    "hidden_act": "silu",
-}
+    "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 64,
+    "vocab_size": 50, "hidden_act": "silu",
+}  # fmt: skip
 
 
 def file(architecture: str = "LlamaForCausalLMEagle3", net: Eagle3Net | None = None, **config: Any) -> Checkpoint:
@@ -135,11 +127,8 @@ def test_layer_ids_count_inputs_or_outputs_by_where_they_stand() -> None:
     inside = {"use_aux_hidden_state": True, IDS: [1, 15, 28]}
     assert read_eagle3(file(eagle_config=inside)).config.taps == (2, 16, 29)
     assert read_eagle3(speculators(eagle_aux_hidden_state_layer_ids=[2, 16, 29])).config.taps == (2, 16, 29)
-    assert read_eagle3(file(eagle_config=inside, eagle_aux_hidden_state_layer_ids=[2, 16, 29])).config.taps == (
-        2,
-        16,
-        29,
-    )
+    both = file(eagle_config=inside, eagle_aux_hidden_state_layer_ids=[2, 16, 29])
+    assert read_eagle3(both).config.taps == (2, 16, 29)
     with pytest.raises(ModelError, match="name different layers"):
         read_eagle3(file(eagle_config=inside, eagle_aux_hidden_state_layer_ids=[1, 15, 28]))
     with pytest.raises(ModelError, match="whole numbers"):
@@ -195,10 +184,8 @@ def test_a_full_vocabulary_needs_neither_maps_nor_head() -> None:
 
 def changed(**tensors: Tensor) -> Callable[[], Checkpoint]:
     def build() -> Checkpoint:
-        checkpoint = file()
-        return replace(
-            checkpoint, tensors=checkpoint.tensors | {key.replace("__", "."): t for key, t in tensors.items()}
-        )
+        whole, spoilt = file(), {key.replace("__", "."): tensor for key, tensor in tensors.items()}
+        return replace(whole, tensors=whole.tensors | spoilt)
 
     return build
 
@@ -242,19 +229,6 @@ def test_the_midlayer_file_states_what_engines_would_guess(tmp_path: Path) -> No
     assert (config["rope_theta"], config["head_dim"], config["draft_vocab_size"]) == (10000.0, 8, 20)
     assert config[IDS] == [2, 5, 9], "vLLM indexes hidden_states"
     assert config["eagle_config"][IDS] == [1, 4, 8], "SGLang counts layer outputs"
-
-
-def test_the_speculators_file_states_norm_before_residual(tmp_path: Path) -> None:
-    """Guards against vLLM's true for a field that is missing, and against a config vLLM does not recognise."""
-    write_net(eagle3_net(taps=(2, 5, 9)), tmp_path, "speculators", target="someone/target")
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["norm_before_residual"] is False
-    assert config["speculators_model_type"] == "eagle3"
-    assert config["speculators_config"]["verifier"]["name_or_path"] == "someone/target"
-    assert config["transformer_layer_config"]["model_type"] == "llama"
-    assert config[IDS] == [2, 5, 9]
-    assert "eagle_config" not in config
-    assert "layers.0.self_attn.q_proj.weight" in read_checkpoint(tmp_path).tensors
 
 
 @pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "norm_output", "qk_norm"])

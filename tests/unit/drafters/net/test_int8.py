@@ -40,14 +40,10 @@ def test_codes_are_those_that_the_kernels_compute(shape: tuple[int, int]) -> Non
     """Guards against a file that drafts otherwise than the same weights rounded at load."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     weight[3] = 0
-    computed, stored = (
-        KernelLinear(weight, None, Kind.INT8),
-        KernelLinear(weight, None, Kind.BFLOAT16, int8=quantized(weight)),
-    )
+    computed = KernelLinear(weight, None, Kind.INT8)
+    stored = KernelLinear(weight, None, Kind.BFLOAT16, int8=quantized(weight))
     assert torch.equal(computed.panels, stored.panels)
-    assert computed.scales is not None
-    assert stored.scales is not None
-    assert torch.equal(computed.scales, stored.scales)
+    assert torch.equal(computed.scales, stored.scales)  # type: ignore[arg-type]
     rows = torch.randn(3, shape[1], generator=torch.Generator().manual_seed(2))
     assert torch.equal(computed.wide(rows), stored.wide(rows))
     error = quantized(weight).dequantized(torch.float32) - weight
@@ -69,9 +65,7 @@ def test_a_net_multiplies_the_codes_of_its_file(root: Path, kind: str) -> None:
     assert isinstance(together, KernelLinear)
     assert together.kind == Kind.INT8
     assert torch.equal(together.panels, expected.panels)
-    assert together.scales is not None
-    assert expected.scales is not None
-    assert torch.equal(together.scales, expected.scales)
+    assert torch.equal(together.scales, expected.scales)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,9 +73,8 @@ def test_a_drafter_in_8_bits_drafts(root: Path, kind: str) -> None:
     """Guards against answers that a rounded drafter changes, and one that computes in Python where its plain form is
     compiled."""
     folder = str(root / "home" / "models" / "tiny")
-    model, plain = (
-        load(folder, kind, drafter=str(where)) for where in (root / kind, root / "drafters" / "tiny" / kind)
-    )
+    drafters = root / kind, root / "drafters" / "tiny" / kind
+    model, plain = (load(folder, kind, drafter=str(where)) for where in drafters)
     for prompt in PROMPTS:
         answer = model.generate(prompt, max_new_tokens=16, budget=4)
         assert answer.token_ids == model.generate(prompt, max_new_tokens=16, method="plain").token_ids

@@ -1,24 +1,20 @@
 """Drafter nets told apart by their configs, and read by the name of a folder."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import kind_of_config, write_net
 from outpace.drafters.load import fingerprint, is_net, load_net
-from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import write_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import small_dflash, small_domino, speculators_files
 from tests.unit.drafters.net.small import dart_net, eagle3_net
+from tests.unit.drafters.net.test_every_kind import NETS
 from tests.unit.drafters.net.test_medusa import medusa
-from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import save_tiny_model
 
 
@@ -44,6 +40,7 @@ def write_all(folder: Path) -> None:
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000},
         {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 36, "layer_types": ["full_attention"] * 36},
         {"architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle", "draft_vocab_size": 32000},
+        {"speculators_model_type": "mtp", "hidden_size": 24, "vocab_size": 50},
         {"architectures": "LlamaForCausalLMEagle3"},
     ],
 )
@@ -73,23 +70,10 @@ def test_a_damaged_config_is_no_net_yet(content: bytes, tmp_path: Path) -> None:
         load_net(str(tmp_path))
 
 
-def eagle3() -> Eagle3Net:
-    net: Eagle3Net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=160)))
-    return net
-
-
-NETS: dict[str, Callable[[], nn.Module]] = {
-    "eagle3": eagle3,
-    "dflash": small_dflash,
-    "domino": small_domino,
-    "medusa": lambda: random_net(MedusaNet(MedusaConfig(hidden_size=8, vocab_size=60, draft_vocab_size=60, heads=2))),
-}
-
-
 @pytest.mark.parametrize("kind", NETS)
 def test_every_weight_counts(kind: str) -> None:
     """Guards against a drafter trained on from another one, in all of its layers or one, passing for it."""
-    net: nn.Module = NETS[kind]()
+    net = NETS[kind]()
     own = fingerprint(net)
     assert own == fingerprint(NETS[kind]())
     assert own.startswith(f"{type(net).__name__}-")
@@ -113,7 +97,7 @@ def test_kind_and_config_count() -> None:
 
 def test_layout_and_wider_dtypes_do_not_count(tmp_path: Path) -> None:
     """Guards against gates refused by the drafter they were calibrated for, since its file was converted."""
-    net = eagle3().to(torch.bfloat16)
+    net = eagle3_net(torch.bfloat16)
     write_net(net, tmp_path / "one", "midlayer")
     write_net(net, tmp_path / "two", "speculators")
     first = fingerprint(load_net(str(tmp_path / "one")))

@@ -13,12 +13,9 @@ from outpace.models.plain_decoder import RMSNorm
 from tests.unit.drafters.net.small import randn
 
 LLAMA3: dict[str, Any] = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 YARN: dict[str, Any] = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3,
 }  # fmt: skip

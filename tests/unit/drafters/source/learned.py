@@ -53,12 +53,8 @@ SIZES: dict[str, Any] = {
     "rope_theta": 10000.0, "max_positions": 512, "vocab_size": VOCAB, "target_hidden_size": 48,
 }  # fmt: skip
 BLOCK: dict[str, Any] = {
-    "layers": 2,
-    "target_layers": 3,
-    "block_size": 6,
-    "mask_token_id": 7,
-    "target_layer_ids": (0, 1),
-}
+    "layers": 2, "target_layers": 3, "block_size": 6, "mask_token_id": 7, "target_layer_ids": (0, 1),
+}  # fmt: skip
 SUBSET = torch.arange(0, VOCAB, 3)  # for kinds whose drafts come from these ids alone
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 CONVOLVED = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}

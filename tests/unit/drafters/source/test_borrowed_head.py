@@ -31,11 +31,8 @@ def eagle_case(head: LmHead, vocabulary: Tensor | None) -> tuple[Any, Tensor, li
     table = torch.randn(VOCAB, 48, generator=torch.Generator().manual_seed(7))
     read: list[Tensor] = []
     net.norm.register_forward_hook(lambda module, given, out: read.append(out[-1:]))
-    return (
-        EagleSource(net, lambda ids: table[ids], head, (0, 1, 2), 64, 2, VOCAB, vocabulary=vocabulary),
-        FEATURES,
-        read,
-    )
+    source = EagleSource(net, lambda ids: table[ids], head, (0, 1, 2), 64, 2, VOCAB, vocabulary=vocabulary)
+    return source, FEATURES, read
 
 
 def medusa_case(head: LmHead, vocabulary: Tensor | None) -> tuple[Any, Tensor, list[Tensor]]:

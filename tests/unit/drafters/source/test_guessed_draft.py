@@ -76,9 +76,8 @@ def test_guesses_save_passes_and_change_no_draft(is_perfect: bool, temperature: 
     params = [SamplingParams(max_new_tokens=29, temperature=temperature, seed=seed) for seed in range(3)]
     plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
     unguessed, guessed = Drafts(), Drafts()
-    without = decode(
-        Engine(target), PROMPTS, params, [recorded(SelfDraft(target, Chunks(target, KEEP)), unguessed)] * 3
-    )
+    self_draft = recorded(SelfDraft(target, Chunks(target, KEEP)), unguessed)
+    without = decode(Engine(target), PROMPTS, params, [self_draft] * 3)
     source = GuessedSelfDraft(target, Chunks(target, KEEP), Oracle(unguessed, is_perfect))
     proposer = recorded(source, guessed)
     for first, last in ((0, 3), (0, 1), (1, 2)):
@@ -100,9 +99,8 @@ def test_a_draft_model_guesses_along_the_chain(temperature: float) -> None:
     position: the target's copy guesses right wherever it continues, and a smaller model changes no answer."""
     config = tiny_config("llama")
     target = tiny_target(config)
-    params = [
-        SamplingParams(max_new_tokens=1 + 6 * (GAMMA + 1), temperature=temperature, seed=seed) for seed in range(3)
-    ]
+    count = 1 + 6 * (GAMMA + 1)
+    params = [SamplingParams(max_new_tokens=count, temperature=temperature, seed=seed) for seed in range(3)]
     plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
     for layers in (config.num_hidden_layers, 1):
         stock = stock_model(tiny_config("llama", num_hidden_layers=layers), ATTENTION_NAME)

@@ -47,23 +47,12 @@ PAIRS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-def distributions(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """p and q [..., V] float64 of logits [..., 2, V]."""
-    p, q = logits.double().softmax(dim=-1).unbind(dim=-2)
-    return p, q
-
-
 def keyed_agreement(p: Tensor, q: Tensor) -> float:
     """sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x): how often two exponential races with the same clocks,
     run at the rates p and q, are won by the same x."""
     both = (p > 0) & (q > 0)
     ratios = torch.maximum(p[None, :] / p[both, None], q[None, :] / q[both, None])  # [x, y]
     return float((1 / ratios.sum(dim=1)).sum())
-
-
-def variation(p: Tensor, q: Tensor) -> float:
-    """Total variation distance, half the summed difference."""
-    return float((p - q).abs().sum()) / 2
 
 
 def agreed(logits: Tensor, noise: bool) -> int:
@@ -84,13 +73,13 @@ def test_agreement_of_two_laws_is_the_known_one(pair: str, vocab: int) -> None:
     exact: (1 - TV) / (1 + TV) from below, from above 1 - TV, which no coupling of two draws exceeds.
     """
     logits = PAIRS[pair](vocab)
-    p, q = distributions(logits)
+    p, q = logits.double().softmax(dim=-1)
     rows = logits.expand(POSITIONS, -1, -1)
     keyed, argmax = keyed_agreement(p, q), float(p[q.argmax()])
     for noise, expected in ((True, keyed), (False, argmax)):
         count = agreed(rows, noise)
         assert chi_square_p([count, POSITIONS - count], [expected, 1 - expected]) > 1e-6, f"noise={noise}"
-    distance = variation(p, q)
+    distance = float((p - q).abs().sum()) / 2  # total variation
     assert (1 - distance) / (1 + distance) - 1e-12 <= keyed <= 1 - distance + 1e-12
     deviation = math.sqrt(keyed * (1 - keyed) / POSITIONS)
     assert keyed - float((p * q).sum()) > 10 * deviation, "draws that share nothing would pass too"
@@ -115,11 +104,8 @@ def test_keyed_drafts_save_target_passes() -> None:
     plain = decode(Engine(ToyTarget(vocab, sharpness=4.0, max_slots=count)), [[1, 2]], [params], [EmptyDraft()])
     expected = [session.generated for session in plain]
     assert [session.generated for session in keyed] == [session.generated for session in argmax] == expected
-    gains = torch.tensor(
-        [
-            with_noise.metrics.tokens_per_step - without.metrics.tokens_per_step
-            for with_noise, without in zip(keyed, argmax, strict=True)
-        ],
-        dtype=torch.float64,
+    with_noise, without = (
+        torch.tensor([one.metrics.tokens_per_step for one in some], dtype=torch.float64) for some in (keyed, argmax)
     )
+    gains = with_noise - without
     assert float(gains.mean()) > 5 * float(gains.std()) / math.sqrt(count)

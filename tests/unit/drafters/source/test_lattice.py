@@ -1,6 +1,5 @@
 """The lattice as a source: its probabilities, its best-first trees, and both on the kernels and without them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
-from outpace.core.tree import DraftTree
 from outpace.drafters.lattice import reference
 from outpace.drafters.lattice.methods import LatticeProposer
 from outpace.engine.engine import Engine
@@ -46,12 +44,6 @@ def block(seed: int, **changes: Any) -> LatticeRows:
     return LatticeRows(**values | changes)
 
 
-def tree_of(proposer: Any, source: Any, target: Any, ids: Sequence[int], budget: int, **params: Any) -> DraftTree:
-    state = prefilled(source, target, 0, ids)
-    (tree,) = proposer.propose([proposer.made(False, of_source=state)], [draft_request(ids, budget, 20, 3, **params)])
-    return tree  # type: ignore[no-any-return]
-
-
 @needs_kernels
 @pytest.mark.parametrize("is_keyed", [False, True], ids=["greedy", "keyed"])
 def test_scores_and_trees_of_the_kernels_are_those_of_the_reference(is_keyed: bool) -> None:
@@ -81,9 +73,8 @@ def test_probabilities_of_candidates_and_none_of_them_sum_to_one() -> None:
     moved = block(1)
     scores, log_mass = reference.pair_scores(moved)
     edges = scores.log_softmax(dim=2) + log_mass[..., None]
-    none = (moved.others * moved.sharpness)[:, None] - torch.logaddexp(
-        scores.logsumexp(dim=2), (moved.others * moved.sharpness)[:, None]
-    )
+    others = (moved.others * moved.sharpness)[:, None]
+    none = others - torch.logaddexp(scores.logsumexp(dim=2), others)
     torch.testing.assert_close(edges.exp().sum(dim=2) + none.exp(), torch.ones(DEPTH, WIDTH))
     assert float((edges - moved.base[:, None]).abs().max()) > 0.5
 
@@ -113,26 +104,26 @@ def test_a_grown_tree_is_what_levels_would_answer(kind: str, temperature: float)
     target = tiny_target(tiny_config("llama"))
     source, ids = source_of(kind, target), PROMPTS[1]
     proposer = LatticeProposer(source, BestFirst(BestFirstConfig()), 12)
-    tree = tree_of(proposer, source, target, ids, 12, temperature=temperature)
+    request = draft_request(ids, 12, 20, 3, temperature=temperature)
+    grown = proposer.made(False, of_source=prefilled(source, target, 0, ids))
+    (tree,) = proposer.propose([grown], [request])
     assert len(tree) == 13
     assert tree.scores is not None
     state = prefilled(source, target, 1, ids)
-    source.begin([state], [draft_request(ids, 12, 20, 3, temperature=temperature)])
+    source.begin([state], [request])
     level, parents = [0], [-1]
     scores = {0: 0.0}
     while below := [node for node in range(1, len(tree)) if tree.topology.parents[node] in level]:
         tokens = torch.tensor([int(tree.tokens[node]) for node in level])
         found = source.expand([state], Frontier(tokens, [0] * len(level), parents), source.width)
-        assert found.log_probs is not None
         for node in below:
             place = level.index(tree.topology.parents[node])
             rank = found.tokens[place].tolist().index(int(tree.tokens[node]))
             scores[node] = scores[level[place]] + float(found.log_probs[place, rank])
         parents = [level.index(tree.topology.parents[node]) for node in below]
         level = below
-    torch.testing.assert_close(
-        torch.tensor([scores[node] for node in range(len(tree))]), tree.scores, atol=1e-4, rtol=1e-4
-    )
+    expected = torch.tensor([scores[node] for node in range(len(tree))])
+    torch.testing.assert_close(expected, tree.scores, atol=1e-4, rtol=1e-4)
     assert tree.scores[1:].tolist() == sorted(tree.scores[1:].tolist(), reverse=True)
 
 

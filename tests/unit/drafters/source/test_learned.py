@@ -71,12 +71,10 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: 
     for _ in range(16):
         engine.step()
     assert not is_led or session.metrics.accepted >= 30
-    state = session.state if is_led else session.state.of_source
     assert session.finish_reason is None
-    old, ids = state, list(session.ids)
-    fresh = prefilled(source, target, 1, ids)
-    found = []
-    for state in (old, fresh):
+    ids, found = list(session.ids), []
+    old = session.state if is_led else session.state.of_source
+    for state in (old, prefilled(source, target, 1, ids)):
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
         below = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)
@@ -104,9 +102,8 @@ def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
     below = source.expand(together, Frontier(roots.tokens[:, :2].flatten(), owners, owners), 3)
     for rows, place in ((roots, 0), (below, 1)):
         torch.testing.assert_close(rows.tokens, torch.cat([pair[place].tokens for pair in found]))
-        torch.testing.assert_close(
-            rows.log_probs, torch.cat([pair[place].log_probs for pair in found]), atol=1e-4, rtol=0
-        )
+        alone_scores = torch.cat([pair[place].log_probs for pair in found])
+        torch.testing.assert_close(rows.log_probs, alone_scores, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "dspark", "eagle3", "dart"])
@@ -123,8 +120,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         if kind == "dart" and found:
             source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
         if kind == "eagle3" and found:
-            weights = target.embedding, None
-            source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
+            source = EagleSource(source.net, target.embedding, None, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
         state = prefilled(source, target, 0, ids)
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
@@ -145,11 +141,8 @@ def test_a_pool_of_all_ids_is_the_full_correction(kind: str) -> None:
     target = tiny_target(tiny_config("llama"))
     answers = []
     for pool in (None, VOCAB, 10):
-        engine = Engine(target)
         proposer = proposer_of("fixed", source_of(kind, target, pool=pool))
-        (session,) = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=30), proposer)
-        while not engine.is_idle:
-            engine.step()
+        (session,) = decode(Engine(target), [PROMPTS[0]], [SamplingParams(max_new_tokens=30)], [proposer])
         answers.append((session.generated, session.metrics.accepted, session.metrics.steps))
     assert answers[0] == answers[1]
     assert answers[2][0] == answers[0][0]
@@ -161,10 +154,8 @@ def test_a_shape_may_ask_for_more_ids_than_the_head_scores(kind: str, shape: str
     """Guards against a static tree whose ranks lie beyond the ids that a head of few ids scores: an IndexError."""
     target = tiny_target(tiny_config("llama"))
     source = source_of(kind, target)
-    engine = Engine(target)
-    (session,) = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=6), proposer_of(shape, source))
-    while not engine.is_idle:
-        engine.step()
+    proposer = proposer_of(shape, source)
+    (session,) = decode(Engine(target), [PROMPTS[0]], [SamplingParams(max_new_tokens=6)], [proposer])
     assert session.metrics.drafted > 0
     state = prefilled(source, target, 1, PROMPTS[1])
     source.begin([state], [draft_request(PROMPTS[1], 20, 4)])

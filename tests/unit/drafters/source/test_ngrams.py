@@ -35,14 +35,15 @@ def distribution(tables: Sequence[dict[tuple[int, ...], int]], context: tuple[in
     return Fraction(after.get(token, 0) + len(after) * shorter) / (sum(after.values()) + len(after))
 
 
-@pytest.mark.parametrize("keep", [1000, 6, 1])
+@pytest.mark.parametrize("keep", [1000, 6, 5, 1])
 def test_log_probs_are_those_counted_by_hand(keep: int) -> None:
-    """Guards against n-grams across the border of two texts, contexts read backwards."""
+    """Guards against n-grams across the border of two texts, contexts read backwards, and mass that pruning or an
+    unseen context loses or adds: all ids of every context, whose exact probabilities add up to 1."""
     tables = [counted(TEXTS, order, keep) for order in (1, 2, 3)]
     ngrams = count_ngrams(TEXTS, VOCAB, keep)
     assert [len(keys) for keys in ngrams.keys] == [len(table) for table in tables]
     contexts = [(first, second) for first in range(-1, VOCAB) for second in range(VOCAB)]
-    candidates = [SOURCE.sample(range(VOCAB), 4) for _ in contexts]
+    candidates = [SOURCE.sample(range(VOCAB), VOCAB) for _ in contexts]
     found = ngrams.log_probs(torch.tensor(contexts), torch.tensor(candidates))
     assert found.dtype == torch.float32
     expected = [
@@ -52,16 +53,6 @@ def test_log_probs_are_those_counted_by_hand(keep: int) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-6, rtol=1e-6)
     alone = [ngrams.log_probs(torch.tensor([pair]), torch.tensor([row])) for pair, row in zip(contexts, candidates)]
     assert torch.equal(found, torch.cat(alone))
-
-
-@pytest.mark.parametrize("keep", [1000, 5, 1])
-def test_probabilities_sum_to_one(keep: int) -> None:
-    """Guards against mass that pruning or an unseen context loses or adds."""
-    ngrams = count_ngrams(TEXTS, VOCAB, keep)
-    contexts = torch.tensor([(first, second) for first in range(-1, VOCAB) for second in range(VOCAB)])
-    probs = ngrams.log_probs(contexts, torch.arange(VOCAB).expand(len(contexts), -1)).double().exp()
-    torch.testing.assert_close(probs.sum(dim=1), torch.ones(len(contexts)).double(), atol=1e-6, rtol=0)
-    assert bool((probs > 0).all())
 
 
 def test_the_largest_vocabulary() -> None:

@@ -130,10 +130,8 @@ def test_chunks_are_those_with_the_best_mean_keys(length: int, family: str) -> N
         of_groups = query.unflatten(0, (len(keys), -1)).sum(dim=1)  # [kv_heads, head_dim]
         is_local = family == "gemma2" and config.layer_types[layer] == "sliding_attention"
         for head, of_group in enumerate(of_groups):
-            scores = [
-                float(of_group @ keys[head, start : start + CHUNK].mean(dim=0))
-                for start in range(0, last * CHUNK, CHUNK)
-            ]
+            starts = range(0, last * CHUNK, CHUNK)
+            scores = [float(of_group @ keys[head, start : start + CHUNK].mean(dim=0)) for start in starts]
             reached = [chunk for chunk in range(1, last) if not is_local or (chunk + 1) * CHUNK > length - 50]
             best = sorted(reached, key=lambda chunk: -scores[chunk])[: KEEP // CHUNK - 2]
             expected = [row for chunk in sorted([0, *best]) for row in range(chunk * CHUNK, (chunk + 1) * CHUNK)]

@@ -48,10 +48,8 @@ def test_blocks_of_chains_attend_as_each_chain_alone(
     wanted = dense(*given, visible)
     torch.testing.assert_close(found, wanted)
     weights = drawn(*found.shape, seed=9).detach()
-    for ours, exact in zip(
-        torch.autograd.grad((found * weights).sum(), given), torch.autograd.grad((wanted * weights).sum(), given)
-    ):
-        torch.testing.assert_close(ours, exact)
+    ours, exact = (torch.autograd.grad((one * weights).sum(), given) for one in (found, wanted))
+    torch.testing.assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("scores", [1, 400, 2**27])
@@ -68,10 +66,8 @@ def test_padded_sequences_attend_as_each_chain_alone(
     wanted = chains(query, key, value, visible, window)
     torch.testing.assert_close(found, wanted)
     weights = drawn(*found.shape, seed=9).detach()
-    for ours, exact in zip(
-        torch.autograd.grad((found * weights).sum(), given), torch.autograd.grad((wanted * weights).sum(), given)
-    ):
-        torch.testing.assert_close(ours, exact)
+    ours, exact = (torch.autograd.grad((one * weights).sum(), given) for one in (found, wanted))
+    torch.testing.assert_close(ours, exact)
 
 
 def test_nothing_of_rows_times_keys_is_kept_for_the_backward_pass() -> None:
@@ -82,11 +78,8 @@ def test_nothing_of_rows_times_keys_is_kept_for_the_backward_pass() -> None:
         kept.append(tensor.numel())
         return tensor
 
-    earlier, query, key = (
-        drawn(1, length, 1, 8, seed=0),
-        drawn(length, 1, 1, 8, seed=1),
-        drawn(length, 1, 1, 8, seed=2),
-    )
+    earlier = drawn(1, length, 1, 8, seed=0)
+    query, key = (drawn(length, 1, 1, 8, seed=seed) for seed in (1, 2))
     before, sequences = torch.arange(length), torch.zeros(length, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         attention = ChainAttention(earlier, earlier, sequences, before)

@@ -102,7 +102,6 @@ def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytes
         terms = objective(batch, 0.5)
         assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
         assert terms["weight"].item() == pytest.approx(weight, rel=1e-6)
-    assert terms["loss"].dtype == terms["weight"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
@@ -141,11 +140,13 @@ def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
 
 
 def test_only_the_anchors_that_are_drawn_count() -> None:
-    """Guards against a limit that is not kept, and draws that depend on a sequence's neighbours."""
+    """Guards against a limit that is not kept, and draws that depend on a sequence's neighbours, or not on its seed."""
     objective = blocks.wild(fresh(anchors=2))
     batch = blocks.short(objective.taps)
     drawn = random_anchors(batch, 2)
     assert len(drawn) == 4 < len(all_anchors(batch))
+    of_seeds = [random_anchors(replace(batch, seeds=(seed, 0)), 2).positions.tolist() for seed in range(20)]
+    assert len({tuple(positions) for positions in of_seeds}) > 3
     _, loss, weight = blocks.reference(objective, batch, drawn, default_gamma(5))
     terms = objective(batch, 0.0)
     assert (terms["loss"].item(), terms["weight"].item()) == pytest.approx((loss, weight), rel=1e-5)
@@ -206,8 +207,8 @@ def test_default_weights() -> None:
     assert 0 < default_gamma(2) < default_gamma(4) < 4
 
 
-def some_target(family: str = "llama", layers: int = 36, **changes: Any) -> FrozenTarget:
-    config = tiny_config(family, **changes)
+def some_target(family: str = "llama", layers: int = 36) -> FrozenTarget:
+    config = tiny_config(family)
     sizes = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size, "layers": layers}
     return cast(FrozenTarget, SimpleNamespace(config=config, **sizes))
 
@@ -218,15 +219,10 @@ def facts(unused: tuple[int, ...], special: tuple[int, ...] = ()) -> Facts:
     return Facts((~free).long(), free, special)
 
 
-def test_sizes_that_are_left_open_are_the_targets() -> None:
-    """Guards against a new drafter that turns its keys by another base, or is of another width, than it should be."""
-    values = block_fields(DFlashNetSettings(), some_target(rms_norm_eps=1e-5, rope_theta=5e5), facts((3,)))
-    assert values["target_layer_ids"] == (1, 9, 17, 25, 33)  # the authors', for 36 layers
-    chosen = ("layers", "block_size", "intermediate_size", "heads", "kv_heads", "head_dim", "rms_eps", "rope_theta")
-    assert [values[name] for name in chosen] == [5, 16, 96, 6, 2, 8, 1e-5, 5e5]
-    assert (values["max_positions"], values["rope_scaling"], values["target_layers"]) == (512, None, 36)
-    without = block_fields(DFlashNetSettings(), some_target("gpt2"), facts((3,)))
-    assert (without["intermediate_size"], without["rope_theta"], without["rms_eps"]) == (96, 1e4, 1e-5)
+def test_sizes_of_a_target_with_other_fields() -> None:
+    """Guards against sizes that are read under Llama's names alone, and none where a target states none."""
+    values = block_fields(DFlashNetSettings(), some_target("gpt2"), facts((3,)))
+    assert (values["intermediate_size"], values["rope_theta"], values["rms_eps"]) == (96, 1e4, 1e-5)
 
 
 @pytest.mark.parametrize(("layers", "taps"), [(30, (1, 8, 14, 20, 27)), (6, (1, 2, 3)), (3, (0, 1)), (1, (0,))])

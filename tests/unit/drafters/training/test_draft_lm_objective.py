@@ -19,7 +19,7 @@ from outpace.drafters.draft_lm.objective import (
     DraftLmObjectiveSettings,
     build_draft_lm,
 )
-from outpace.drafters.training.batch import Batch, TrainingSample, all_anchors, collate
+from outpace.drafters.training.batch import TrainingSample, all_anchors, collate
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import load_drafter
@@ -64,10 +64,6 @@ def trained(kind: str) -> DraftLmObjective:
     return objective
 
 
-def held_out() -> Batch:
-    return tiny.held_out((3,))
-
-
 def scores_of(net: SmallLM, ids: Tensor) -> Tensor:
     """[V] behind a sequence, by transformers alone."""
     if not isinstance(net, BareLM):
@@ -80,7 +76,7 @@ def scores_of(net: SmallLM, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
     """Guards against positions a token off, prompts or padding in the loss, what comes later being seen."""
-    objective, batch = fresh(kind), held_out()
+    objective, batch = fresh(kind), tiny.held_out((3,))
     batch = replace(batch, ids=batch.ids[:3], mask=batch.mask[:3], features=batch.features[:3])
     with torch.no_grad():
         for weight in objective.net.parameters():
@@ -100,7 +96,6 @@ def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
             count, right = count + 1, right + int(scores.argmax() == aim)
     assert (terms["weight"].item(), terms["right"].item()) == (count, right)
     assert terms["loss"].item() == pytest.approx(loss, rel=2e-5)
-    assert terms["loss"].dtype == terms["weight"].dtype == torch.float32
     assert count == 3 * tiny.ANSWER, "the first token of an answer is to be foreseen too"
 
 
@@ -116,7 +111,7 @@ def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
 )
 def test_training_helps(kind: str, start: float, gain: float) -> None:
     """Guards against a loss that falls while nothing useful is learned. Measured gains are 1.25 times the bound."""
-    before, after = (simulate(one, [held_out()]).tokens_per_step for one in (fresh(kind), trained(kind)))
+    before, after = (pairs.played(one).tokens_per_step for one in (fresh(kind), trained(kind)))
     assert before < start
     assert after > before + gain
 
@@ -129,14 +124,14 @@ def test_simulated_rounds_are_the_engines(kind: str, tmp_path: Path) -> None:
     draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
     around = BuildContext(target.vocab_size, target.device, lambda: draft, target)
     proposer = build_proposer(parse_method(f"linear:budget={objective.depth}"), around)
-    played = simulate(objective, [held_out()])
+    played = pairs.played(objective)
     pairs.assert_engine_agrees(played, proposer)
     assert played.tokens_per_step > 1.5
 
 
 def test_hits_do_not_depend_on_how_anchors_are_grouped() -> None:
     """Guards against figures that change with the size of a group: rows cut too short, or of another sequence."""
-    objective, batch = trained("kl"), held_out()
+    objective, batch = trained("kl"), tiny.held_out((3,))
     anchors = all_anchors(batch)
     whole = objective.hits(batch, anchors)
     assert 0 < whole.sum() < whole.numel()
@@ -151,9 +146,7 @@ def test_a_folder_drafts_for_a_loaded_model(kind: str, tmp_path: Path) -> None:
     model = outpace.load(str(folder), "plain", dtype="float32", device="cpu")
     sizes = WHOLE[kind] if kind in WHOLE else SMALL[kind]
     target = FrozenTarget(model.target)  # type: ignore[arg-type]
-    objective = build_draft_lm(
-        DraftLmNetSettings(**sizes), DraftLmObjectiveSettings(), target, tiny.facts(), 0
-    )  # fmt: skip
+    objective = build_draft_lm(DraftLmNetSettings(**sizes), DraftLmObjectiveSettings(), target, tiny.facts(), 0)
     objective.net.write(tmp_path / "draft", model.codec, torch.float32)
     drafting = outpace.load(
         str(folder), "linear:budget=8", drafter=str(tmp_path / "draft"), dtype="float32", device="cpu"
@@ -171,19 +164,17 @@ def test_a_folder_drafts_for_a_loaded_model(kind: str, tmp_path: Path) -> None:
     assert (played.rounds == 5) == (kind in WHOLE)
 
 
-def test_more_layers_than_the_target_has_are_refused() -> None:
-    """Guards against layers that nothing fills."""
-    net = DraftLmNetSettings(layers=4, start="target-layers")
-    with pytest.raises(InvalidRequest, match="layers=4: the target has 3"):
-        build_draft_lm(net, DraftLmObjectiveSettings(), tiny.frozen(), tiny.facts(), 0)
-
-
-def test_another_width_than_the_embeddings_is_refused() -> None:
-    """Guards against a traceback in the first step, and a width that is quietly another than asked for."""
+def test_sizes_that_do_not_fit_the_target_are_refused() -> None:
+    """Guards against layers that nothing fills, a traceback in the first step, and a width that is quietly another than
+    asked for."""
+    deep = DraftLmNetSettings(layers=4, start="target-layers")
     wrong, right = (DraftLmNetSettings(embedding="target", hidden_size=size) for size in (24, 48))
+    own = DraftLmObjectiveSettings(), tiny.frozen(), tiny.facts(), 0
+    with pytest.raises(InvalidRequest, match="layers=4: the target has 3"):
+        build_draft_lm(deep, *own)
     with pytest.raises(InvalidRequest, match=r"hidden_size=24: embedding='target' has vectors of 48"):
-        build_draft_lm(wrong, DraftLmObjectiveSettings(), tiny.frozen(), tiny.facts(), 0)
-    build_draft_lm(right, DraftLmObjectiveSettings(), tiny.frozen(), tiny.facts(), 0)
+        build_draft_lm(wrong, *own)
+    build_draft_lm(right, *own)
 
 
 def test_the_targets_embedding_is_no_part_of_what_is_trained() -> None:

@@ -151,9 +151,8 @@ def test_dflash2s_losses(limits: dict[str, int], labels: str) -> None:
             found += 1
     assert 3 < found < len(all_anchors(batch)) * 4 - 3
     terms = objective(batch, 0.3)
-    assert [terms[name].item() for name in ("base", "selector", "weight")] == pytest.approx(
-        [base, selector, total], rel=1e-4
-    )
+    told = [terms[name].item() for name in ("base", "selector", "weight")]
+    assert told == pytest.approx([base, selector, total], rel=1e-4)
     assert terms["loss"].item() == pytest.approx(base + selector, rel=1e-4)
 
 

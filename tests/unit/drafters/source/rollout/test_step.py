@@ -103,11 +103,8 @@ def test_a_step_is_that_of_the_net() -> None:
     rows = HeadRows(
         embeddings, [(before, [0, 0, 1])], [(hidden, [0, 0]), (hidden, [2])], [(base, [0, 0]), (base[1:], [0])]
     )
-    native = TritonHead(HeadWeights.of(head, None))
+    native: Any = TritonHead(HeadWeights.of(head, None))
     found, whole = native.correct(rows, 5), native.correct(rows, None)
-    assert found.log_probs is not None
-    assert found.columns is not None
-    assert whole.logits is not None
     torch.testing.assert_close(found.states, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.log_probs, log_probs, atol=1e-5, rtol=1e-5)
     assert torch.equal(found.columns, columns)
@@ -137,14 +134,11 @@ def test_a_rollout_is_the_chain_that_is_drafted_level_by_level() -> None:
         for request in range(requests):
             token, state = pending[request], torch.zeros(1, STATE, device=DEVICE)
             for depth in range(3):
-                low = (
-                    nn.functional.linear(hidden[request, depth], weights.of_hidden)[None] if corrected[depth] else None
-                )
+                low = nn.functional.linear(hidden[request, depth], weights.of_hidden)[None]
                 gates = nn.functional.linear(embedding[token], weights.of_input)[None]
                 still = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE), torch.zeros(1, device=DEVICE)
-                found = by_torch(weights, StepRows(state, gates, low, base[request, depth][None], *still), 1)
-                assert found.columns is not None
-                assert found.log_probs is not None
+                rows = StepRows(state, gates, low if corrected[depth] else None, base[request, depth][None], *still)
+                found: Any = by_torch(weights, rows, 1)
                 token, state = found.columns[0, 0], found.states
                 assert ids[request, depth] == token
                 torch.testing.assert_close(log_probs[request, depth], found.log_probs[0, 0], atol=1e-4, rtol=1e-4)
