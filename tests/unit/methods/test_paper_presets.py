@@ -13,7 +13,10 @@ from outpace.methods.catalog import PRESETS, method, methods, option_kinds, pars
 
 TREES: dict[str, dict[str, Any]] = {
     # EAGLE's code, (60, 7, 10), which counts the root and the levels behind the first.
-    "eagle3": {"budget": 59, "shape": "beam", "depth": 8, "breadth": 10, "vocabulary": "all", "noise": False},
+    "eagle3": {
+        "budget": 59, "shape": "beam", "depth": 8, "breadth": 10, "beam": None, "level_power": 0.0, "level_decay": 1.0,
+        "vocabulary": "all", "noise": False,
+    },
     # Graft, sections 3.2, A.1 and C.3 and table 11.
     "graft": {
         "budget": 60, "shape": "gated", "depth": 9, "breadth": 10, "vocabulary": "all", "noise": False,
@@ -36,14 +39,21 @@ TREES: dict[str, dict[str, Any]] = {
         "budget": 256, "shape": "dynatree", "depth": 8, "base_depth": 5, "min_breadth": 1, "mid_breadth": 2,
         "max_breadth": 3, "high_confidence": 0.9, "low_confidence": 0.4, "stop_path_prob": 0.1, "deep_path_prob": 0.5,
         "min_path_prob": 0.05, "prune": "leaves", "history": "paper", "target_acceptance": 0.7, "entries": 10,
-        "vocabulary": "all", "noise": False,
+        "adaptive_breadth": True, "adaptive_depth": True, "vocabulary": "all", "noise": False,
     },
-    "fixed": {"budget": 256, "depth": 9, "breadth": 3, "root_breadth": 1, "min_path_prob": 0.1, "vocabulary": "all"},
+    # The authors' D = 8 levels of 3, below the draft's first token, which is the pending token's only child.
+    "fixed": {
+        "budget": 256, "depth": 9, "breadth": 3, "root_breadth": 1, "min_path_prob": 0.1, "prune": "expansion",
+        "vocabulary": "all",
+    },
     "linear": {"budget": 8, "shape": "chain", "vocabulary": "all"},
     "ddd": {"budget": 59, "depth": 11, "breadth": 10, "checkpoints": (5, 7, 9), "vocabulary": "all", "noise": False},
     "fr-spec": {"budget": 59, "depth": 6, "breadth": 10, "vocabulary": None, "noise": False},
     "svip": {"budget": 40, "depth": 40, "entropy_threshold": 0.3, "vocabulary": "all"},
-    "dart": {"budget": 60, "shape": "search", "breadth": 25, "beam": 20, "vocabulary": "all", "noise": False},
+    "dart": {
+        "budget": 60, "shape": "search", "breadth": 25, "beam": 20, "level_power": 0.7, "level_decay": 0.9,
+        "vocabulary": "all", "noise": False,
+    },
     "medusa": {"budget": 63, "shape": "template", "vocabulary": "all", "noise": False},
     # Section 3: 1 + 3 + 9 + 27 drafted nodes, and 60 retrieved ones.
     "tokenswift": {

@@ -28,7 +28,9 @@ from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.gates import Gated
 from outpace.trees.union.proposer import UnionProposer
 from tests.unit.drafters.source.learned import BLOCK, PROMPTS, SIZES, random_net
+from tests.unit.engine.doubles import heard
 from tests.unit.models.tiny import random_ids, save_tiny_model
+from tests.unit.trees.recorded import Trees, trees_of
 
 OURS: dict[str, Any] = SIZES | {"vocab_size": 264}
 HEAD: dict[str, Any] = {"emb_dim": 8, "gru_hidden_dim": 12, "shift_label": True, "pure_draft_prefix_len": 1}
@@ -44,65 +46,63 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_drafters(tmp_path_factory.mktemp("drafters"))
 
 
+NETS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "eagle3": (Eagle3Net, Eagle3Config, OURS | {"taps": (0, 1, 2), "draft_vocab_size": 264}, "midlayer"),
+    # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
+    "dart": (DartNet, DartConfig, OURS | {"draft_vocab_size": 264, "draft_length": 3}, ""),
+    "dflash": (DFlashNet, DFlashConfig, OURS | BLOCK, ""),
+    "domino": (DominoNet, DominoConfig, OURS | BLOCK | HEAD, "sglang"),
+    "medusa": (
+        MedusaNet, MedusaConfig, {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}, "authors",
+    ),
+    "lattice": (LatticeNet, LatticeConfig, OURS | BLOCK | {"rank": 6, "candidates": 9}, ""),
+}  # fmt: skip
+"""Net, config, sizes for the model of `save_tiny_model`, and layout of each kind."""
+
+
+def write_drafter(kind: str, folder: Path, **changes: Any) -> Path:
+    """A random drafter, whose sizes may be others."""
+    net, config, sizes, layout = NETS[kind]
+    write_net(random_net(net(config(**sizes | changes))), folder, layout)
+    return folder
+
+
 def write_drafters(folder: Path) -> dict[str, Path]:
     """A random drafter of each kind, for the model of `save_tiny_model`."""
-    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
-    write_net(eagle, folder / "eagle3", "midlayer")
-    # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
-    write_net(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
-    write_net(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash")
-    write_net(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
-    sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
-    write_net(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
-    write_net(random_net(LatticeNet(LatticeConfig(**OURS, **BLOCK, rank=6, candidates=9))), folder / "lattice")
-    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart", "lattice")}
+    return {kind: write_drafter(kind, folder / kind) for kind in NETS}
+
+
+def load(target: Path, method: str, drafter: Path | str | None = None, dtype: str = "float32") -> outpace.Model:
+    return outpace.load(target, method, drafter=drafter, dtype=dtype, device="cpu")
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        "eagle3:budget=12,depth=4,breadth=3",
-        "eagle3:shape=chain,budget=4",
-        "eagle3:shape=dynatree,budget=12",
-        "eagle3:shape=svip,budget=12,entropy_threshold=2",
-        "ddd:budget=12,breadth=3,checkpoints=2,min_beam_prob=0.01",
-        "echo:budget=12,breadth=3,thresholds=0.01/0.01/0.01",
-        "graft:budget=12,breadth=3,thresholds=0.05/0.05/0.05",
-        "graft:budget=12,shape=beam,reserved=0.5,retrieve=both,breadth=3",
-        "graft-dflash:budget=6,min_prob=0.01",
+        "eagle3:budget=12,depth=4,breadth=3", "eagle3:shape=chain,budget=4", "eagle3:shape=dynatree,budget=12",
+        "eagle3:shape=svip,budget=12,entropy_threshold=2", "ddd:budget=12,breadth=3,checkpoints=2,min_beam_prob=0.01",
+        "echo:budget=12,breadth=3,thresholds=0.01/0.01/0.01", "graft:budget=12,breadth=3,thresholds=0.05/0.05/0.05",
+        "graft:budget=12,shape=beam,reserved=0.5,retrieve=both,breadth=3", "graft-dflash:budget=6,min_prob=0.01",
         "graft-domino:budget=6,min_prob=0.01,retrieve=both",
-        "domino:shape=beam,budget=12,depth=3,breadth=3,retrieve=suffix,reserved=0.3",
-        "lattice",
-        "lattice:shape=chain",
-        "lattice:budget=9,depth=3,retrieve=suffix,reserved=0.3",
-        "outpace:draft=lattice,budget=12",
-        "outpace:draft=domino,budget=12",
+        "domino:shape=beam,budget=12,depth=3,breadth=3,retrieve=suffix,reserved=0.3", "lattice",
+        "lattice:shape=chain", "lattice:budget=9,depth=3,retrieve=suffix,reserved=0.3",
+        "outpace:draft=lattice,budget=12", "outpace:draft=domino,budget=12",
         "outpace:draft=eagle3,budget=12,beam=3,depth=2,draft_budget=5",
         "outpace:draft=dflash,budget=12,retrieve=none,noise=false",
-        "outpace:draft=eagle3,budget=12,skip_draft_above=0.7,matrix=private",
-        "dart",
-        "dart:budget=12,depth=4,breadth=3",
-        "dart:shape=beam,budget=12,depth=4,breadth=3",
-        "dart:shape=chain",
-        "dart:shape=dynatree,budget=12",
-        "medusa",
-        "medusa:shape=beam,budget=12,depth=3,breadth=3",
-        "tokenswift:keep=17,budget=12",
-        "dflash",
-        "dflash:shape=beam,budget=12,depth=3,breadth=3",
-        "domino",
-        "domino:every_position=true,pool=0",
-        "domino:head=false",
+        "outpace:draft=eagle3,budget=12,skip_draft_above=0.7,matrix=private", "dart",
+        "dart:budget=12,depth=4,breadth=3", "dart:shape=beam,budget=12,depth=4,breadth=3", "dart:shape=chain",
+        "dart:shape=dynatree,budget=12", "medusa", "medusa:shape=beam,budget=12,depth=3,breadth=3",
+        "tokenswift:keep=17,budget=12", "dflash", "dflash:shape=beam,budget=12,depth=3,breadth=3", "domino",
+        "domino:every_position=true,pool=0", "domino:head=false",
         "domino:shape=fixed,budget=12,pool=20,depth=3,breadth=2,min_path_prob=0",
         "domino:shape=gated,budget=12,breadth=3,checkpoints=1/2,kept=8/24,thresholds=0.01/0.01",
         "domino:shape=dynatree,budget=12,depth=3,base_depth=2,min_path_prob=1e-6",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
 def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft."""
-    folder = str(drafters[parse_method(method).drafter or ""])
-    model = outpace.load(str(target), method, drafter=folder, dtype="float32", device="cpu")
+    model = load(target, method, drafters[parse_method(method).drafter or ""])
     expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)
     assert [answer.token_ids for answer in answers] == expected
@@ -112,15 +112,14 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
 def test_domino_without_its_head_drafts_the_block_alone(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against an ablation of the causal head that still corrects."""
     for method, is_bare in (("domino:pool=0", False), ("domino:pool=0,head=false", True)):
-        model = outpace.load(str(target), method, drafter=str(drafters["domino"]), dtype="float32", device="cpu")
-        source = model.proposer(method).source  # type: ignore[attr-defined]
+        source = load(target, method, drafters["domino"]).proposer(method).source  # type: ignore[attr-defined]
         assert (type(source) is BlockSource) == is_bare
 
 
 @pytest.mark.parametrize("kind", ["dflash", "domino"])
 def test_grafted_blocks_verify_no_more_than_blocks(kind: str, target: Path, drafters: dict[str, Path]) -> None:
     """Guards against Graft on blocks measured with more rows than the block it is compared with: the paper's B."""
-    model = outpace.load(str(target), "plain", drafter=str(drafters[kind]), dtype="float32", device="cpu")
+    model = load(target, "plain", drafters[kind])
     block, grafted = model.proposer(kind), model.proposer(f"graft-{kind}")
     assert grafted.budget == block.budget == 5
     most = []
@@ -132,7 +131,7 @@ def test_grafted_blocks_verify_no_more_than_blocks(kind: str, target: Path, draf
 
 def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against Graft off the CPU in another tree than the paper's: 60 nodes, 8, 24 or 40 of them kept, 9 deep."""
-    model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
+    model = load(target, "plain", drafters["eagle3"])
     context = model.drafters.context_for("eagle3")
     elsewhere = replace(context, device=torch.device("cuda"))
     for method, trees in (
@@ -153,7 +152,7 @@ def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, 
 
 def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against options that are read and then forgotten, of its draft's beam or of its own plan."""
-    model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
+    model = load(target, "plain", drafters["eagle3"])
     union = model.proposer("outpace:draft=eagle3,depth=2,beam=4,budget=9")
     assert isinstance(union, UnionProposer)
     assert isinstance(union.base, GrowingProposer)
@@ -192,34 +191,20 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "fr-spec",
-        "eagle3",
-        "dart",
-        "medusa",
-        "dflash",
-        "domino",
-        "linear",
-        "fixed",
-        "dynatree",
-        "outpace:draft=domino,retrieve=none",
-    ],
-)
+FREQUENT = ("fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree")
+
+
+@pytest.mark.parametrize("method", [*FREQUENT, "outpace:draft=domino,retrieve=none"])
 def test_frequent_tokens_alone_are_drafted(
     method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
 ) -> None:
     """Guards against the option being dropped on the way, and against an answer restricted with the drafts."""
-    drafter = drafters.get(parse_method(method).drafter or "")
-    name = f"{method}{',' if ':' in method else ':'}vocabulary={vocabulary}"
-    model = outpace.load(str(target), name, drafter=str(drafter) if drafter else None, dtype="float32", device="cpu")
-    proposer, drafted = model.proposer(name), []
-    propose = proposer.propose
-    proposer.propose = lambda *given: drafted.append(propose(*given)) or drafted[-1]  # type: ignore[method-assign, func-returns-value]
+    name, drafted = f"{method}{',' if ':' in method else ':'}vocabulary={vocabulary}", list[DraftTree]()
+    model = load(target, name, drafters.get(parse_method(method).drafter or ""))
+    heard(model.proposer(name), lambda request, tree: drafted.append(tree))
     expected = [model.generate(prompt, max_new_tokens=20, method="plain").token_ids for prompt in PROMPTS]
     assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=20)] == expected
-    tokens = torch.cat([tree.tokens[1:] for trees in drafted for tree in trees])
+    tokens = torch.cat([tree.tokens[1:] for tree in drafted])
     assert len(tokens)
     assert not bool((tokens % 2).any())
     assert any(token % 2 for ids in expected for token in ids)
@@ -239,7 +224,7 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
         (f"eagle3:vocabulary={tmp_path / 'other'}", drafters["eagle3"], "made for 300 ids, and the target has 264"),
     ):
         with pytest.raises((InvalidRequest, ModelError), match=complaint):
-            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
+            load(target, method, drafter)
 
 
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
@@ -251,7 +236,7 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
     wanted |= {"graft": wanted["eagle3"], "fixed": wanted["linear"]}
     remedy = {kind: f"outpace:draft={kind}" for kind in union} | {"language": "outpace:draft=linear"}
     for kind, drafter in (*drafters.items(), ("language", target)):
-        model = outpace.load(str(target), "plain", drafter=str(drafter), dtype="float32", device="cpu")
+        model = load(target, "plain", drafter)
         named = "a language model" if kind == "language" else f"a drafter of kind {kind}"
         for method, needs in wanted.items():
             if needs == named or (kind == "domino" and needs == wanted["dflash"]):
@@ -264,89 +249,64 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
                 f"draft with this one by method {remedy.get(kind, kind)!r}"
             )
     with pytest.raises(InvalidRequest, match="needs a trained drafter of kind domino: name its checkpoint"):
-        outpace.load(str(target), "domino", dtype="float32", device="cpu")
+        load(target, "domino")
     with pytest.raises(InvalidRequest, match="is a language model, and method 'eagle3' needs a drafter of kind eagle3"):
-        outpace.load(str(target), "eagle3", drafter="early-exit:1", dtype="float32", device="cpu")
+        load(target, "eagle3", "early-exit:1")
 
 
 def test_the_union_drafts_with_what_was_given(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a union that wants Domino whatever drafter it gets, and one that leaves a drafter aside."""
-
-    def load(method: str, drafter: Path | None) -> outpace.Model:
-        named = None if drafter is None else str(drafter)
-        return outpace.load(str(target), method, drafter=named, dtype="float32", device="cpu")
-
     for kind in ("domino", "dflash", "eagle3", "lattice"):
-        model = load("outpace:budget=9", drafters[kind])
+        model = load(target, "outpace:budget=9", drafters[kind])
         assert model.method_name == f"outpace:budget=9,draft={kind}"
         assert model.proposer("outpace:budget=9") is model.proposer(model.method), "one, under both names"
-    assert load("outpace", target).method_name == "outpace:draft=linear"
-    assert load("outpace", None).method_name == "outpace:draft=none"
+    assert load(target, "outpace", target).method_name == "outpace:draft=linear"
+    assert load(target, "outpace").method_name == "outpace:draft=none"
     with pytest.raises(InvalidRequest, match=r"is a drafter of kind medusa, .* draft with this one by method 'medusa'"):
-        load("outpace", drafters["medusa"])
+        load(target, "outpace", drafters["medusa"])
     with pytest.raises(InvalidRequest, match="depth=2: does nothing with draft=none; choose a draft"):
-        load("outpace:depth=2", None)
+        load(target, "outpace:depth=2")
 
 
 def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a request for more drafts than a block has that is cut in silence."""
     for method, most in (("dflash", 5), ("domino", 5), ("domino:every_position=true", 6)):
-        options = f"{method}{',' if ':' in method else ':'}budget="
-        folder = str(drafters[method.partition(":")[0]])
-        with pytest.raises(
-            InvalidRequest, match=f"budget={most + 1}, but a block of this drafter drafts {most} tokens"
-        ):
-            outpace.load(str(target), f"{options}{most + 1}", drafter=folder, dtype="float32", device="cpu")
-        outpace.load(str(target), f"{options}{most}", drafter=folder, dtype="float32", device="cpu")
+        options, folder = f"{method}{',' if ':' in method else ':'}budget=", drafters[method.partition(":")[0]]
+        complaint = f"budget={most + 1}, but a block of this drafter drafts {most} tokens"
+        with pytest.raises(InvalidRequest, match=complaint):
+            load(target, f"{options}{most + 1}", folder)
+        load(target, f"{options}{most}", folder)
 
 
-def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -> None:
-    """Guards against features of another width or ids of another vocabulary, caught at the first product or never."""
-    for changes, complaint in (
-        ({"vocab_size": 300}, "vocab_size=300"),
-        ({"hidden_size": 32, "target_hidden_size": 32}, "hidden_size=32"),
-        ({"target_layers": 9, "target_layer_ids": (0, 8)}, "target_layers=9"),
-    ):
-        sizes: dict[str, Any] = OURS | BLOCK | changes
-        folder = tmp_path / complaint
-        write_net(random_net(DFlashNet(DFlashConfig(**sizes))), folder)
-        with pytest.raises(ModelError, match=complaint):
-            outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
+VOCABULARY = {"vocab_size": 300, "draft_vocab_size": 300}, "vocab_size=300 of the drafter: the target has 264"
+WIDTH = {"hidden_size": 32, "target_hidden_size": 32}, "target_hidden_size=32 of the drafter: the target has 48"
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("kind", "changes", "complaint"),
     [
-        ({"vocab_size": 300, "draft_vocab_size": 300}, "vocab_size=300 of the drafter: the target has 264"),
-        ({"hidden_size": 32, "target_hidden_size": 32}, "target_hidden_size=32 of the drafter: the target has 48"),
-        ({"taps": (0, 1, 3)}, r"taps \(0, 1, 3\) do not fit a target of 3 layers: 0 to 2 exist"),
+        ("dflash", {"vocab_size": 300}, "vocab_size=300"),
+        ("dflash", {"hidden_size": 32, "target_hidden_size": 32}, "hidden_size=32"),
+        ("dflash", {"target_layers": 9, "target_layer_ids": (0, 8)}, "target_layers=9"),
+        ("eagle3", *VOCABULARY),
+        ("eagle3", *WIDTH),
+        ("eagle3", {"taps": (0, 1, 3)}, r"taps \(0, 1, 3\) do not fit a target of 3 layers: 0 to 2 exist"),
+        ("dart", *VOCABULARY),
+        ("dart", *WIDTH),
+        ("medusa", {"hidden_size": 32}, "hidden_size=32 of the drafter: the target has 48"),
     ],
-    ids=["vocabulary", "width", "taps"],
 )
-def test_an_eagle_or_dart_drafter_for_another_target_is_refused(
-    changes: dict[str, Any], complaint: str, target: Path, tmp_path: Path
+def test_a_drafter_for_another_target_is_refused(
+    kind: str, changes: dict[str, Any], complaint: str, target: Path, tmp_path: Path
 ) -> None:
-    """Guards against the same for one-layer drafters, and taps beyond the target's layers."""
-    sizes: dict[str, Any] = OURS | {"draft_vocab_size": 264} | changes
-    write_net(random_net(Eagle3Net(Eagle3Config(**sizes))), tmp_path / "eagle3", "midlayer")
-    if "taps" not in changes:  # DART's layout says none
-        write_net(random_net(DartNet(DartConfig(**sizes, draft_length=3))), tmp_path / "dart")
-    for folder in tmp_path.iterdir():
-        with pytest.raises(ModelError, match=complaint):
-            outpace.load(str(target), folder.name, drafter=str(folder), dtype="float32", device="cpu")
-
-
-def test_heads_for_another_target_are_refused(target: Path, tmp_path: Path) -> None:
-    """Guards against states of another width, caught at the first product."""
-    heads = MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))
-    write_net(random_net(heads), tmp_path / "narrow", "authors")
-    with pytest.raises(ModelError, match="hidden_size=32 of the drafter: the target has 48"):
-        outpace.load(str(target), "medusa", drafter=str(tmp_path / "narrow"), dtype="float32", device="cpu")
+    """Guards against other widths, vocabularies or taps than the target's, caught at the first product or never."""
+    with pytest.raises(ModelError, match=complaint):
+        load(target, kind, write_drafter(kind, tmp_path, **changes))
 
 
 def test_a_net_is_read_in_the_targets_dtype(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a product of two dtypes at the first round."""
-    model = outpace.load(str(target), "domino", drafter=str(drafters["domino"]), dtype="bfloat16", device="cpu")
+    model = load(target, "domino", drafters["domino"], dtype="bfloat16")
     assert {weight.dtype for weight in model.drafters.net("domino").parameters()} == {model.target.dtype}
     plain = model.generate(PROMPTS[0], max_new_tokens=10, method="plain").token_ids
     assert model.generate(PROMPTS[0], max_new_tokens=10).token_ids == plain
@@ -357,17 +317,13 @@ def test_dart_takes_an_ngram_table(shape: str, target: Path, drafters: dict[str,
     """Guards against a table that is never asked, one that changes the answer, and one for another vocabulary."""
     for name, size in (("ngrams", 264), ("other", 300)):
         save_ngrams(tmp_path / name, count_ngrams([random_ids(4000, 6, 264)], size, 10_000))
-    model = outpace.load(str(target), "plain", drafter=str(drafters["dart"]), dtype="float32", device="cpu")
-    drafted: list[list[int]] = []
+    model = load(target, "plain", drafters["dart"])
     expected = [model.generate(prompt, max_new_tokens=20).token_ids for prompt in PROMPTS]
+    drafted: list[Trees] = []
     for ngrams in ("", f",ngrams={tmp_path / 'ngrams'}"):
         method = f"dart:shape={shape}{ngrams}"
-        proposer = model.proposer(method)
-        seen: list[list[DraftTree]] = []
-        propose = proposer.propose
-        proposer.propose = lambda *given, propose=propose, seen=seen: seen.append(propose(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value, misc]
+        drafted.append(trees_of(model.proposer(method)))
         assert [model.generate(prompt, max_new_tokens=20, method=method).token_ids for prompt in PROMPTS] == expected
-        drafted.append([token for trees in seen for tree in trees for token in tree.tokens.tolist()])
     assert drafted[0] != drafted[1]
     for name, complaint in (("other", "made for 300 ids, and the target has 264"), ("none", "cannot be read")):
         with pytest.raises(ModelError, match=complaint):

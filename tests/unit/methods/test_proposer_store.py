@@ -11,15 +11,12 @@ import pytest
 import torch
 
 import outpace
-from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.kinds import write_net
 from outpace.methods import stores
 from outpace.methods.catalog import methods
 from outpace.methods.stores import MOST_KEPT, stored_proposer
 from outpace.models.head import LmHead
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.drafters.source.learned import SIZES, random_net
-from tests.unit.methods.test_presets import write_drafters
+from tests.unit.methods.test_presets import write_drafter
 from tests.unit.models.tiny import save_tiny_model
 
 
@@ -29,15 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, **options: Any) -> outpace.Model:
-    return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, **options)
+    return outpace.load(folder, "plain", dtype="float32", device="cpu", max_num_seqs=2, **options)
 
 
 def ours() -> Counter[type]:
     """Objects of this package's types and ctypes' in memory, those that wait for the garbage collector included."""
-    found = Counter(type(one) for one in gc.get_objects())
-    return Counter(
-        {kind: count for kind, count in found.items() if str(kind.__module__).startswith(("outpace.", "_ctypes"))}
-    )
+    found, own = Counter(type(one) for one in gc.get_objects()), ("outpace.", "_ctypes")
+    return Counter({kind: count for kind, count in found.items() if str(kind.__module__).startswith(own)})
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino", "medusa", "dart", None])
@@ -45,8 +40,7 @@ def test_methods_in_rotation_leave_nothing_behind(
     kind: str | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against reference cycles in drafters."""
-    drafter = {} if kind is None else {"drafter": str(write_drafters(tmp_path)[kind])}
-    model = loaded(folder, **drafter)
+    model = loaded(folder, drafter=None if kind is None else write_drafter(kind, tmp_path))
     free = (None,) if kind else (None, "draft-lm")
     left_out = ("plain", "fr-spec", "self")  # the last one refuses rows of 48 numbers; test_four_bits.py drops copies
     names = [name for name, one in methods().items() if one.drafter in (kind, *free) and name not in left_out]
@@ -142,9 +136,7 @@ def test_the_last_ones_asked_for_are_kept(folder: Path) -> None:
 
 def test_methods_that_differ_in_budget_share_net_and_head(folder: Path, tmp_path: Path) -> None:
     """Guards against a copy of the drafter's vocabulary layer for each budget: 18 MB of SmolLM2's."""
-    net = random_net(Eagle3Net(Eagle3Config(**SIZES | {"vocab_size": 264}, taps=(0, 1, 2), draft_vocab_size=264)))
-    write_net(net, tmp_path, "midlayer")
-    model = loaded(folder, drafter=str(tmp_path))
+    model = loaded(folder, drafter=write_drafter("eagle3", tmp_path))
     one, other = (model.proposer(f"eagle3:budget={budget}").source for budget in (3, 5))  # type: ignore[attr-defined]
     assert one is not other
     assert one.net is other.net

@@ -46,15 +46,6 @@ def test_a_method_that_cannot_work_is_refused_when_it_is_made(arguments: dict[st
         Method(**{"build": _nothing, "summary": "nothing", **arguments})
 
 
-def test_a_default_may_be_changed() -> None:
-    """Guards against a check of reserved names that refuses a method which only has another default."""
-
-    class Deeper(ModelOptions):
-        shape: str = Field(default="beam", description="how the tree grows")
-
-    assert Method(_nothing, "nothing", Deeper).options is Deeper
-
-
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Method]:
     """Methods by name, to which a test adds its own."""

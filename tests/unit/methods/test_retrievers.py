@@ -8,19 +8,16 @@ import torch
 
 from outpace.core.drafting import UNKNOWN, Retrieved
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.build_context import BuildContext
 from outpace.drafters.model_options import ModelOptions
-from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.methods.retrieval import with_retrieval
 from outpace.methods.stores import matrix_of
-from outpace.testing.toy import draft_request, no_draft_model
+from outpace.testing import draft_request, toy_context
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, Offer, SuffixRetriever, graft
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.suffix import TextMatch
 
 CPU = torch.device("cpu")
-AROUND = BuildContext(50, CPU, no_draft_model)
+AROUND = toy_context(50)
 
 
 def longest_match(ids: Sequence[int], drafted: Sequence[int], count: int) -> list[int]:
@@ -102,37 +99,3 @@ def test_options_choose_the_fill() -> None:
     (narrow,) = made(retrieve="matrix", retrieve_breadth=1).retrievers
     (retrieved,) = narrow.prepare([narrow.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
     assert retrieved.topology.is_chain
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "eagle3:place=tail",
-        "dynatree:reserved=0.5",
-        "domino:retrieve=suffix,warm=x",
-        "domino:retrieve=suffix,matrix=private",
-        "graft:retrieve=none,retrieve_depth=3",
-        "linear:retrieve=all",
-        "graft:reserved=1",
-        "graft:place=tail,retrieve_breadth=2",
-        "graft-dflash:retrieve_breadth=2",
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(method: str) -> None:
-    """Guards against an ablation that is none."""
-    with pytest.raises(InvalidRequest, match=r"does nothing with (retrieve|place)=|retrieve=all|reserved=1"):
-        parse_method(method)
-
-
-def test_ablations_of_graft_are_options() -> None:
-    """Guards against presets whose defaults rule out their own ablations."""
-    for method in (
-        "graft:retrieve=none",
-        "graft:place=tail",
-        "graft:shape=beam,reserved=0.5",
-        "graft-dflash:retrieve=none",
-    ):
-        assert parse_method(method).options.budget is None
-    with pytest.raises(InvalidRequest, match="needs a trained drafter"):
-        build_proposer(parse_method("graft"), AROUND)
-    assert {name for name in methods() if name.startswith("graft")} == {"graft", "graft-dflash", "graft-domino"}

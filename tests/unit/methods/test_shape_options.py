@@ -38,6 +38,10 @@ def tree_of(method: str) -> Any:
         ("domino:shape=ddd,checkpoints=3,min_beam_prob=0.1", DddConfig(checkpoints=(3,), min_beam_prob=0.1)),
         ("medusa:shape=svip,entropy_threshold=inf", SvipConfig(entropy_threshold=math.inf)),
         ("graft", GatedConfig()),
+        ("graft:retrieve=none", GatedConfig()),
+        ("graft:place=tail", GatedConfig()),
+        ("graft:shape=beam,reserved=0.5", BeamConfig()),
+        ("graft-dflash:retrieve=none", CutConfig()),
         ("graft-domino", CutConfig()),
         ("graft-dflash:min_prob=0.5,place=root", CutConfig(min_prob=0.5)),
         ("linear", None),
@@ -52,7 +56,7 @@ def tree_of(method: str) -> Any:
     ],
 )
 def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
-    """Guards against settings that are read and then forgotten: the tree would have its defaults, unnoticed."""
+    """Guards against settings that are read and then forgotten, and methods that rule out their own ablations."""
     assert tree_of(method) == tree
     assert type(tree_of(method)) is type(tree)
 
@@ -82,9 +86,40 @@ def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
         ("dflash:pool=4", "dflash takes .*, not 'pool=4'"),
         ("dart:shape=beam,breadth=3,breadth=4", "breadth is given twice"),
         ("domino:shape=dynatree,low_confidence=0.95", "low_confidence"),
+        ("dynatree:calibration=often", "calibration=often: "),
+        ("samd:draft=magic", "draft=magic"),
+        ("linear:retrieve=all", "retrieve=all"),
+        ("graft:reserved=1", "reserved=1"),
     ],
 )
 def test_what_a_shape_does_not_take_is_refused(method: str, said: str) -> None:
     """Guards against an option of another shape that is ignored, and a bad value that fails deep in a round."""
     with pytest.raises(InvalidRequest, match=said):
         parse_method(method)
+
+
+WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
+    "does nothing with (retrieve|place)=": (
+        "eagle3:place=tail", "dynatree:reserved=0.5", "domino:retrieve=suffix,warm=x",
+        "domino:retrieve=suffix,matrix=private", "graft:retrieve=none,retrieve_depth=3",
+        "graft:place=tail,retrieve_breadth=2", "graft-dflash:retrieve_breadth=2",
+    ),
+    "context": ("recycle:context=3", "recycle:context=0", "outpace:retrieve=suffix,context=2", "linear:context=2"),
+    "depth_step=0.1: does nothing with history=off; leave it out": ("dynatree:depth_step=0.1,history=off",),
+    "statistic=committed: does nothing with history=authors": ("dynatree:statistic=committed,history=authors",),
+    "max_breadth=4: does nothing with adaptive_breadth=False": ("dynatree:max_breadth=4,adaptive_breadth=False",),
+    "deep_path_prob=0.4: does nothing with adaptive_depth=False": ("dynatree:deep_path_prob=0.4,adaptive_depth=False",),
+    "calibration=off: does nothing with shape=chain; leave it out": ("linear:calibration=off",),
+    "calibration=private: does nothing with shape=chain": ("domino:calibration=private",),
+    "calibration=off: does nothing with shape=search": ("dart:calibration=off",),
+    "calibration=off: does nothing with noise=False": ("dynatree:calibration=off,noise=false",),
+    "corpus_bias=2: does nothing with no corpus; name one with corpus=FILE": ("samd:corpus_bias=2,min_match=3",),
+}  # fmt: skip
+
+
+def test_options_without_effect_are_refused() -> None:
+    """Guards against an ablation that is none: it would report a setting that nothing reads."""
+    for complaint, texts in WITHOUT_EFFECT.items():
+        for text in texts:
+            with pytest.raises(InvalidRequest, match=complaint):
+                parse_method(text)

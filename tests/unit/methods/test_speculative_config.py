@@ -14,12 +14,7 @@ from tests.unit.drafters.source.learned import PROMPTS
 from tests.unit.methods.test_presets import drafters, target  # noqa: F401
 
 DRAFT: dict[str, Any] = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 5}
-NGRAM: dict[str, Any] = {
-    "method": "ngram",
-    "num_speculative_tokens": 4,
-    "prompt_lookup_max": 3,
-    "prompt_lookup_min": 1,
-}
+NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,7 @@ def test_the_front_door_takes_it(method: str, target: Path, drafters: dict[str, 
     model = {"draft_model": target} | drafters
     config = NGRAM if method == "ngram" else DRAFT | {"method": method, "model": str(model[method])}
     config = config | {"num_speculative_tokens": 2}
-    loaded = outpace.load(str(target), speculative_config=config, dtype="float32", device="cpu")
+    loaded = outpace.load(target, speculative_config=config, dtype="float32", device="cpu")
     answer = loaded.generate(PROMPTS[0], max_new_tokens=12)
     assert answer.token_ids == loaded.generate(PROMPTS[0], max_new_tokens=12, method="plain").token_ids
     assert answer.metrics.drafted <= 2 * answer.metrics.steps

@@ -10,16 +10,13 @@ from safetensors.torch import load_file, save_file
 
 import outpace
 from outpace.core.drafting import Gates
-from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.kinds import write_net
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.trees.grafting import GraftedProposer
 from outpace.trees.proposer import GrowingProposer
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import KIND, Calibration, load_gates, load_matrix, save_matrix
 from outpace.trees.shapes.gates import GatedConfig
-from tests.unit.drafters.source.learned import random_net
-from tests.unit.methods.test_presets import OURS
+from tests.unit.methods.test_presets import load, write_drafter
 from tests.unit.models.tiny import save_tiny_model
 
 CPU = torch.device("cpu")
@@ -27,23 +24,14 @@ GATES = Gates((1, 3, 4), (0.15, 0.0, 0.51))
 OTHER = "Eagle3Net-000000000000"
 
 
-def net(seed: float = 0.0) -> Eagle3Net:
-    made: Eagle3Net = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
-    with torch.no_grad():
-        next(made.parameters()).add_(seed)
-    return made
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("target")))
-
-
-@pytest.fixture(scope="module")
-def model(target: str, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
-    folder = tmp_path_factory.mktemp("eagle3")
-    write_net(net(), folder, "midlayer")
-    return outpace.load(target, "plain", drafter=str(folder), dtype="float32", device="cpu")
+def model(target: Path, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+    return load(target, "plain", write_drafter("eagle3", tmp_path_factory.mktemp("eagle3")))
 
 
 @pytest.fixture
@@ -104,18 +92,10 @@ def test_what_does_not_fit_the_files_gates_is_refused(model: outpace.Model, draf
 @pytest.mark.parametrize(
     ("depths", "thresholds"),
     [
-        ([1, 2], None),
-        (None, [0.1, 0.2]),
-        ([], []),
-        ([2, 1], [0.1, 0.2]),
-        ([0, 1], [0.1, 0.2]),
-        ([1, 65], [0.1, 0.2]),
-        ([1, 2], [0.1]),
-        ([1, 2], [0.1, 1.5]),
-        ([1, 2], [float("nan"), 0.2]),
-        ([[1, 2]], [[0.1, 0.2]]),
+        ([1, 2], None), (None, [0.1, 0.2]), ([], []), ([2, 1], [0.1, 0.2]), ([0, 1], [0.1, 0.2]), ([1, 65], [0.1, 0.2]),
+        ([1, 2], [0.1]), ([1, 2], [0.1, 1.5]), ([1, 2], [float("nan"), 0.2]), ([[1, 2]], [[0.1, 0.2]]),
     ],
-)
+)  # fmt: skip
 def test_files_that_hold_no_gates_that_could_be_are_refused(depths: Any, thresholds: Any, tmp_path: Path) -> None:
     """Guards against half a calibration, or one that never closes for a reason nobody sees."""
     tensors = {"tokens": torch.empty(0, dtype=torch.int32), "successors": torch.empty(0, 8, dtype=torch.int32)}
@@ -140,24 +120,25 @@ def test_files_of_others_are_refused(model: outpace.Model, tmp_path: Path) -> No
 
 
 def test_gates_hold_for_the_drafter_they_were_calibrated_for(
-    model: outpace.Model, target: str, file: Path, drafter: str, tmp_path: Path
+    model: outpace.Model, target: Path, file: Path, drafter: str, tmp_path: Path
 ) -> None:
     """Guards against thresholds for another drafter's confidence taken in silence, or for nobody knows whose."""
     with safe_open(file, framework="pt") as opened:
         about = opened.metadata()
     assert (about["gates_drafter"], about["gates_budget"], about["gates_temperature"]) == (drafter, "15", "0.5")
-    write_net(net(0.01), tmp_path / "another", "midlayer")
-    another = outpace.load(target, "plain", drafter=str(tmp_path / "another"), dtype="float32", device="cpu")
+    weights = write_drafter("eagle3", tmp_path / "another") / "model.safetensors"
+    trained = load_file(weights)
+    trained["fc.weight"] += 0.01
+    save_file(trained, weights, {"format": "pt"})
+    another = load(target, "plain", tmp_path / "another")
     own = another.drafters.fingerprint("eagle3")
     assert own != drafter
-    with pytest.raises(
-        InvalidRequest, match=f"has gates for drafter {drafter}, and this drafter is {own}; make a file"
-    ):
+    with pytest.raises(InvalidRequest, match=f"gates for drafter {drafter}, and this drafter is {own}; make a file"):
         another.proposer(f"graft:warm={file}")
     assert settings(another, f"graft:warm={file},checkpoints=1/2,kept=8/24,thresholds=0/0").checkpoints == (1, 2)
     assert another.proposer(f"recycle:warm={file}").budget
     assert another.proposer(f"graft:shape=beam,reserved=0.5,warm={file}").budget
-    rounded = outpace.load(target, f"graft:warm={file}", drafter=str(model.drafter), dtype="bfloat16", device="cpu")
+    rounded = load(target, f"graft:warm={file}", model.drafter, dtype="bfloat16")
     assert settings(rounded, rounded.method_name).checkpoints == GATES.checkpoints
     save_file(load_file(file), tmp_path / "old", {"format": KIND.format, "vocab_size": "264"})
     with pytest.raises(InvalidRequest, match=r"does not say for which drafter its gates are, .* checkpoints= and thr"):
@@ -165,22 +146,23 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     assert model.proposer(f"recycle:warm={tmp_path / 'old'}").budget
 
 
-def test_a_draft_model_takes_gates_that_were_calibrated_for_it(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_takes_gates_that_were_calibrated_for_it(target: Path, tmp_path: Path) -> None:
     """Guards against gates of a language model that no file can hold."""
     other = save_tiny_model(tmp_path / "other")
     trained = load_file(other / "model.safetensors")
     trained["model.norm.weight"] *= 1.01
     save_file(trained, other / "model.safetensors", {"format": "pt"})
     prints = {}
-    for drafter in ("early-exit:1", "early-exit:2", target, str(other)):
-        model = outpace.load(target, "plain", drafter=drafter, dtype="float32", device="cpu")
+    for drafter in ("early-exit:1", "early-exit:2", str(target), str(other)):
+        model = load(target, "plain", drafter)
         prints[drafter] = model.drafters.fingerprint("draft-lm")
         file = saved(tmp_path / str(len(prints)), GATES, prints[drafter])
         assert settings(model, f"linear:shape=gated,retrieve=matrix,warm={file}").checkpoints == GATES.checkpoints
     assert len(set(prints.values())) == 4
-    again = outpace.load(target, "plain", drafter=target, dtype="float32", device="cpu")
-    assert again.drafters.fingerprint("draft-lm") == prints[target]
-    with pytest.raises(InvalidRequest, match=f"and this drafter is {prints[target]}; make a file"):
+    again = load(target, "plain", target)
+    own = again.drafters.fingerprint("draft-lm")
+    assert own == prints[str(target)]
+    with pytest.raises(InvalidRequest, match=f"and this drafter is {own}; make a file"):
         again.proposer(f"linear:shape=gated,warm={file}")
 
 
@@ -190,11 +172,8 @@ def test_gates_are_taken_whatever_fills(model: outpace.Model, file: Path, tmp_pa
         assert settings(model, f"{method},warm={file}").checkpoints == GATES.checkpoints
     partly = settings(model, f"eagle3:shape=gated,warm={file},thresholds=0.2/0.3/0.4")
     assert partly == GatedConfig(checkpoints=GATES.checkpoints, thresholds=(0.2, 0.3, 0.4))
-    for method in (
-        "eagle3:",
-        "graft:shape=beam,retrieve=none,",
-        "eagle3:shape=gated,checkpoints=1/2/3,thresholds=0/0/0,",
-    ):
+    named = "eagle3:shape=gated,checkpoints=1/2/3,thresholds=0/0/0,"
+    for method in ("eagle3:", "graft:shape=beam,retrieve=none,", named):
         with pytest.raises(InvalidRequest, match=r"warm=.*: does nothing with retrieve=none; choose another retrieve"):
             model.proposer(f"{method}warm={file}")
     without = saved(tmp_path / "without", None)

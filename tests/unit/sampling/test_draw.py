@@ -1,5 +1,7 @@
-"""The random primitives of verification: keyed by position, whatever stands beside them in the batch."""
+"""The random primitives of verification, keyed by position, whatever stands beside them in the batch; and
+log-probabilities of emitted tokens: the model's own, whatever the request's options made of them."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream
 from outpace.core.tree import Topology
-from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
+from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed, token_logprobs
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import History, warp
 
@@ -67,9 +69,8 @@ def test_certain_acceptances_are_certain() -> None:
     """Guards against a uniform of exactly 0 or 1: an impossible token accepted or a certain one refused."""
     outputs = outputs_of(torch.zeros(2, 4))
     for seed in range(200):
-        draw = RejectionDraw(
-            outputs, Topology.chain(2), [0, 1], Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
-        )
+        stream = Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        draw = RejectionDraw(outputs, Topology.chain(2), [0, 1], stream)
         assert draw.bernoulli(1.0, 1)
         assert not draw.bernoulli(0.0, 1)
         assert draw.categorical(torch.tensor([0.0, 0.0, 1.0, 0.0]), 0) == 2
@@ -138,12 +139,9 @@ def test_a_node_is_drawn_after_its_own_path(temperature: float) -> None:
         assert drawn[node] == int((scores + noise).argmax()), node
         distribution = RejectionDraw(outputs, TREE, TOKENS, stream).target_probs(node)
         assert torch.equal(distribution, scores.exp()), node
-    distributions = [
-        RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0)).target_probs(node) for node in range(5)
-    ]
-    assert len({tuple(distribution.tolist()) for distribution in distributions}) == 5, (
-        "every path must have its own distribution, or nothing was tested"
-    )
+    sampled = RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0))
+    distributions = {tuple(sampled.target_probs(node).tolist()) for node in range(5)}
+    assert len(distributions) == 5, "every path must have its own distribution, or nothing was tested"
 
 
 def test_only_visited_nodes_are_computed() -> None:
@@ -178,9 +176,8 @@ def test_requests_with_and_without_options_share_a_draw() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
     """Guards against an arbitrary banned token where all are banned; rejection must neither accept nor draw one."""
-    params = SamplingParams.from_options(
-        temperature=temperature, bad_words_ids=[[5, token] for token in range(VOCAB)], top_p=0.9
-    )
+    banned = [[5, token] for token in range(VOCAB)]
+    params = SamplingParams.from_options(temperature=temperature, bad_words_ids=banned, top_p=0.9)
     stream = Stream(params, 0, 0, [1, 2], 1)
     outputs = outputs_of(random_logits(3))
     tree = Topology.of([-1, 0, 0])
@@ -202,3 +199,31 @@ def test_a_path_that_does_not_lead_to_the_position_is_an_error() -> None:
         draw_keyed(rows, [stream], [5])
     with pytest.raises(ValueError, match="path of 0 tokens does not lead to position 5"):
         draw_keyed(rows, [stream], [5], [[]])
+
+
+LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [9.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 5.0, 0.0, -torch.inf]])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 20])
+def test_values_ranks_and_alternatives(count: int) -> None:
+    """Guards against rows of rejected nodes, ranks from 0, alternatives out of order, and more than asked for."""
+    entries = token_logprobs(outputs_of(LOGITS, top=2), [0, 2], [3, 0], count)
+    assert [entry.token_id for entry in entries] == [3, 0]
+    for row, entry in zip((0, 2), entries, strict=True):
+        exact = torch.log_softmax(LOGITS[row].double(), dim=0)
+        assert entry.logprob == pytest.approx(float(exact[entry.token_id]), abs=1e-6)
+        assert entry.rank == 1 + sum(value > exact[entry.token_id] for value in exact.tolist())
+        possible = sorted((value for value in exact.tolist() if value > -math.inf), reverse=True)
+        assert [value for _, value in entry.top] == pytest.approx(possible[:count], abs=1e-6)
+        assert all(value == pytest.approx(float(exact[token]), abs=1e-6) for token, value in entry.top)
+    assert [entry.rank for entry in entries] == [2, 2]
+
+
+def test_the_exact_logits_of_the_best_tokens_count() -> None:
+    """Guards against log-probabilities from bfloat16 logits, in which close tokens tie."""
+    exact = torch.tensor([[10.0, 10.01, 9.99, 0.0]])
+    best = exact.topk(3)
+    outputs = NodeOutputs(exact.bfloat16(), best.indices, best.values)
+    (entry,) = token_logprobs(outputs, [0], [1], 3)
+    assert [token for token, _ in entry.top] == [1, 0, 2]
+    assert entry.logprob == pytest.approx(float(torch.log_softmax(exact, dim=-1)[0, 1]), abs=1e-6)

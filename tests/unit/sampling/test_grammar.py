@@ -153,11 +153,13 @@ def test_forced_text_is_said(grammars: Grammars) -> None:
         (Grammar.lark("start: start"), "no text that this model can generate"),
         (Grammar.lark(""), "Empty grammar"),
         (Grammar.regex("a" * 1_000_001), "1,000,001 characters"),
+        (Grammar.regex("(a|b)*" * 3400), "the limit is 20,000"),  # 90,000 characters take 450 MB, and 64 are kept
+        *((Grammar("json", text), "grammar=json") for text in ("5", "true", "null", "[1]", "1.5", "{")),
     ],
 )
 def test_what_cannot_be_compiled_or_satisfied_is_refused(grammars: Grammars, grammar: Grammar, said: str) -> None:
     """Guards against a grammar whose fault is found while others are decoded, or that leaves a request without an end;
-    and against errors that do not say what is wrong, or show a parser's insides."""
+    and against errors that do not say what is wrong, show a parser's insides, or are a TypeError from within."""
     with pytest.raises(InvalidRequest, match=re.escape(said)) as raised:
         constraint(grammars, grammar)
     assert str(raised.value).startswith("grammar=")
@@ -172,8 +174,7 @@ def test_an_answer_that_cannot_end_is_refused(grammars: Grammars) -> None:
 
 
 def test_compiled_grammars_are_kept_and_bounded() -> None:
-    """Guards against compiling a grammar for each request, and against a server whose memory grows with every schema
-    that it has ever seen."""
+    """Guards against compiling a grammar for each request, and memory that grows with every schema ever seen."""
     made = []
 
     def tokenizer() -> object:
@@ -187,11 +188,13 @@ def test_compiled_grammars_are_kept_and_bounded() -> None:
     constraint(grammars, Grammar.regex("a{1,100}"))
     assert grammars._compiled[Grammar.regex("a{1,100}")] is kept
     assert (len(made), len(grammars._compiled)) == (1, 64)
+    for number in range(8):  # however few, they may be large
+        constraint(grammars, Grammar.lark(f'start: "a"  // {number} ' + "x" * 60_000))
+    assert len(grammars._compiled) == 3
 
 
 def test_too_much_for_the_library_ends_one_request(grammars: Grammars) -> None:
-    """Guards against limits of llguidance that come as an exception in the engine: the request allows nothing more and
-    says why; another one with the same grammar goes on."""
+    """Guards against an exception in the engine at a limit of llguidance: that request alone ends, and says why."""
     one, other, ids = constraint(grammars), constraint(grammars), ToyTokens(V)(ANSWER)
     one.mask(ids[:2], V)
     one._matcher.consume_token(9)  # not allowed: from here on the matcher is in its state of error
@@ -227,21 +230,6 @@ def test_masks_fit_any_vocabulary(grammars: Grammars) -> None:
     assert not wide[V:].any()
 
 
-def test_regular_expressions_have_a_limit_of_their_own() -> None:
-    """Guards against one of 90,000 characters, which takes 450 MB, and 64 such that are kept."""
-    grammars = Grammars(lambda: toy_tokenizer(V))
-    with pytest.raises(InvalidRequest, match="the limit is 20,000"):
-        grammars.constraint(Grammar.regex("(a|b)*" * 3400), [EOS])
-
-
-def test_few_large_grammars_are_kept() -> None:
-    """Guards against a bound on the number of grammars alone, however large they are."""
-    grammars = Grammars(lambda: toy_tokenizer(V))
-    for number in range(8):
-        grammars.constraint(Grammar.lark(f'start: "a"  // {number} ' + "x" * 60_000), [EOS])
-    assert len(grammars._compiled) == 3
-
-
 def test_one_deep_stack_at_a_time() -> None:
     """Guards against two models that compile at once: the second took the first's size of stacks for the usual one, and
     left all threads of the process with a gigabyte."""
@@ -268,10 +256,3 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     codec: Any = None
     with pytest.raises(InvalidRequest, match=r"pip install 'outpace\[grammar\]'"):
         grammar_tokenizer(codec, V, (EOS,))
-
-
-@pytest.mark.parametrize("text", ["5", "true", "null", "[1]", "1.5", "{"])
-def test_a_schema_that_is_no_object_is_refused(grammars: Grammars, text: str) -> None:
-    """Guards against a TypeError from within for a grammar that was made without `json_schema`."""
-    with pytest.raises(InvalidRequest, match="grammar=json"):
-        constraint(grammars, Grammar("json", text))

@@ -14,27 +14,15 @@ from tests.statistics import chi_square_p
 LAW = [0.4, 0.25, 0.15, 0.1, 0.06, 0.04]
 TOKEN_IDS = [0, 1, 2, 151935, 2**31 - 1]
 GOLDEN: list[tuple[tuple[int, int, int, Purpose], tuple[int, int], list[int]]] = [
-    (
-        (0, 0, 0, Purpose.TARGET),
-        (-1269671844, 736759249),
-        [1582098441, -1265381194, 1355683009, -641809419, -119688533],
-    ),
-    (
-        (2**63 - 1, 3, 17, Purpose.TARGET),
-        (-918617321, 2098616962),
-        [1858522852, -577364196, -1922322546, -611131884, 1254522427],
-    ),
-    (
-        (12345, 1, 4096, Purpose.ACCEPT),
-        (-1057865112, 1570434876),
-        [-161221983, 429702283, -482715433, 1771641868, 459233241],
-    ),
-    (
-        (12345, 1, 4096, Purpose.RESIDUAL),
-        (1037305561, 1310313668),
-        [-1806076989, 1216105006, 1190453733, 1602508073, 1798882112],
-    ),
-]
+    ((0, 0, 0, Purpose.TARGET), (-1269671844, 736759249),
+     [1582098441, -1265381194, 1355683009, -641809419, -119688533]),
+    ((2**63 - 1, 3, 17, Purpose.TARGET), (-918617321, 2098616962),
+     [1858522852, -577364196, -1922322546, -611131884, 1254522427]),
+    ((12345, 1, 4096, Purpose.ACCEPT), (-1057865112, 1570434876),
+     [-161221983, 429702283, -482715433, 1771641868, 459233241]),
+    ((12345, 1, 4096, Purpose.RESIDUAL), (1037305561, 1310313668),
+     [-1806076989, 1216105006, 1190453733, 1602508073, 1798882112]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("decision", "key", "bits"), GOLDEN)
@@ -45,17 +33,12 @@ def test_the_bits_never_change(decision: tuple[int, int, int, Purpose], key: tup
 
 
 def test_one_id_is_hashed_as_all_are() -> None:
-    """Guards against a second noise: trees would be priced by other bits than the target draws with; and against
-    arithmetic shifts or a sign lost in 32-bit tensors. Large ids and extreme keys wrap around where small ones do
-    not."""
+    """Guards against a second noise, which prices trees by other bits than the target draws with, and against shifts or
+    signs lost in 32-bit tensors. Large ids and extreme keys wrap around where small ones do not."""
     source = random.Random(1)
     keys = [noise_key(source.randrange(2**63), source.randrange(9), source.randrange(2**20)) for _ in range(60)]
     keys += [(-(2**31), 2**31 - 1), (2**31 - 1, -(2**31)), (0, 0), (-1, -1)]
-    tokens = [
-        *TOKEN_IDS,
-        *(source.randrange(2**31) for _ in range(100)),
-        *(source.randrange(50_000) for _ in range(100)),
-    ]
+    tokens = [*TOKEN_IDS, *(source.randrange(most) for most in (2**31, 50_000) for _ in range(100))]
     expected = (noise_bits(keys, torch.tensor(tokens)).long() % 2**32).tolist()
     assert [[bits_of(key, token) for token in tokens] for key in keys] == expected
 
@@ -64,15 +47,6 @@ def test_one_id_is_hashed_as_all_are() -> None:
     # u is rounded to 2**-24 of it in float32, of which g makes this; g itself has a few last places of float32.
     rounding = 2.0**-24 * shares / ((1 - shares) * -torch.log1p(-shares)) + 2.0**-22 * (1 + values.abs())
     assert bool(((found - values).abs() <= rounding).all())
-
-
-@pytest.mark.parametrize("bits", [0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
-def test_extreme_bits_of_one_id_give_the_same_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against noise of one id that is infinite, or other than a tensor's, where u is next to 0 or 1."""
-    signed = bits - 2**32 if bits >= 2**31 else bits
-    monkeypatch.setattr(noise, "noise_bits", lambda keys, ids: torch.tensor([[signed]], dtype=torch.int32))
-    monkeypatch.setattr(noise, "bits_of", lambda key, token: bits)
-    assert gumbel_of((0, 0), 0) == pytest.approx(float(gumbel([(0, 0)], torch.zeros(1, dtype=torch.int64))), abs=1e-5)
 
 
 def test_noise_does_not_depend_on_what_is_asked_beside_it() -> None:
@@ -108,15 +82,18 @@ def test_small_uniforms_have_32_bit_resolution() -> None:
 
 
 def test_extreme_bits_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against u = 0 or u = 1: infinite noise would pick a token of any probability, or one never."""
+    """Guards against u = 0 or u = 1: infinite noise would pick a token of any probability, or one never; and against
+    noise of one id that is other than a tensor's there."""
     extremes = torch.tensor([[0, 1, 2**31 - 1, -(2**31), -2, -1]], dtype=torch.int32)
     monkeypatch.setattr(noise, "noise_bits", lambda keys, ids: extremes)
+    monkeypatch.setattr(noise, "bits_of", lambda key, token: int(extremes[0, token]) % 2**32)
     values = uniform([(0, 0)], torch.arange(6))
     assert bool(((values > 0) & (values < 1)).all())
     assert values[0].tolist() == sorted(values[0].tolist()), "bits are read as unsigned"
     noise_values = gumbel([(0, 0)], torch.arange(6))
     assert bool(torch.isfinite(noise_values).all())
     assert float(noise_values[0, 0]) > 22.0, "the upper tail must reach -log(2**-33)"
+    assert [gumbel_of((0, 0), token) for token in range(6)] == pytest.approx(noise_values[0].tolist(), abs=1e-5)
 
 
 def draw(keys: list[tuple[int, int]]) -> list[int]:

@@ -1,7 +1,6 @@
 """Penalties, biases and bans: exact values by hand, transformers' processors where the rules coincide, histories."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,10 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
@@ -32,18 +28,12 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def processed(options: dict[str, Any], prompt: Sequence[int], output: Sequence[int], eos: Any = ()) -> list[float]:
-    params = SamplingParams.from_options(**options)
-    values: list[float] = process(torch.tensor([ROW]), params, [History(prompt, output, eos)])[0].tolist()
-    return values
-
-
 def test_eos_ids_wait_for_the_minimum() -> None:
     """Guards against an off-by-one, a minimum that counts the prompt, and ids that index from the vocabulary's end."""
     for said in range(5):
-        values = processed({"min_new_tokens": 3}, [1] * 9, [2] * said, (0, 5, -1, 6, 99))
-        expected = [-INFINITY, *ROW[1:5], -INFINITY] if said < 3 else ROW
-        assert values == expected, said
+        history = History([1] * 9, [2] * said, (0, 5, -1, 6, 99))
+        values = process(torch.tensor([ROW]), SamplingParams(min_new_tokens=3), [history])[0]
+        assert values.tolist() == ([-INFINITY, *ROW[1:5], -INFINITY] if said < 3 else ROW), said
 
 
 def test_without_options_the_input_comes_back_itself() -> None:
@@ -62,14 +52,6 @@ def random_histories(rows: int, seed: int) -> tuple[Tensor, list[History]]:
     logits = torch.randn(rows, VOCAB, generator=generator) * 3
     ids = torch.randint(0, VOCAB, (rows, 10), generator=generator).tolist()
     return logits, [History(row[: 4 + index % 3], row[4 + index % 3 :], (3, 7)) for index, row in enumerate(ids)]
-
-
-def test_rows_are_processed_one_by_one() -> None:
-    """Guards against a neighbour's history in a row: a request's tokens would depend on its batch."""
-    logits, histories = random_histories(9, seed=1)
-    params = SamplingParams.from_options(**EVERYTHING)
-    alone = [process(logits[row : row + 1], params, [histories[row]]) for row in range(9)]
-    assert torch.equal(process(logits, params, histories), torch.cat(alone))
 
 
 def by_definition(row: list[float], params: SamplingParams, history: History) -> list[float]:
@@ -103,24 +85,19 @@ IDS = st.integers(0, 5)
     window=st.none() | st.integers(1, 16),
 )
 def test_all_options_together_are_their_definition(
-    prompt: list[int],
-    output: list[int],
-    bad: list[list[int]],
-    bias: dict[int, float],
-    numbers: Any,
-    window: int | None,
+    prompt: list[int], output: list[int], bad: list[list[int]], bias: dict[int, float], numbers: Any, window: int | None
 ) -> None:
-    """Guards against options that are right alone and wrong together, over histories nobody thought of."""
+    """Guards against options that are right alone and wrong together, or in a row beside another history."""
     repetition, presence, frequency, minimum = numbers
     params = SamplingParams.from_options(
         repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
         logit_bias=bias, bad_words_ids=bad, min_new_tokens=minimum,
         penalty_window=None if repetition == 1 else window,
     )  # fmt: skip
-    history = History(prompt, output, (4,))
-    actual = process(torch.tensor([ROW], dtype=torch.float64), params, [history])[0]
-    expected = torch.tensor(by_definition(ROW, params, history), dtype=torch.float64)
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    rows, histories = [ROW, ROW[::-1]], [History(prompt, output, (4,)), History(prompt, [], (4,))]
+    actual = process(torch.tensor(rows, dtype=torch.float64), params, histories)
+    expected = [by_definition(row, params, history) for row, history in zip(rows, histories, strict=True)]
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("penalty", [0.3, 1.2, 5.0])

@@ -36,7 +36,8 @@ def transformers_warp(logits: Tensor, params: SamplingParams) -> Tensor:
 @pytest.mark.parametrize("top_k", [0, 1, 5, 50, 1000])
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 def test_the_warp_equals_transformers(temperature: float, top_k: int, spread: float) -> None:
-    """Guards against another order or normalisation of the warpers: top-p after top-k looks at renormalised mass.
+    """Guards against another order or normalisation of the warpers: top-p after top-k looks at renormalised mass; and
+    against a cut-off taken over the batch.
 
     In float64, so that no rounding decides which token is the last of a nucleus.
     """
@@ -84,14 +85,6 @@ def test_a_nucleus_larger_than_the_guess_is_found(guess: int, monkeypatch: pytes
     kept = warp(logits, params) > -torch.inf
     assert torch.equal(kept, transformers_warp(logits, params) > 0)
     assert int(kept[0].sum()) < 256 < int(kept[1:].sum(dim=-1).min())
-
-
-def test_rows_are_warped_one_by_one() -> None:
-    """Guards against a cut-off taken over the batch: a request's tokens would depend on its neighbours."""
-    logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(2)) * torch.arange(1, 7)[:, None]
-    params = SamplingParams(temperature=0.9, top_k=100, top_p=0.8, min_p=0.01)
-    alone = torch.cat([warp(row[None], params) for row in logits])
-    assert torch.equal(warp(logits, params), alone)
 
 
 EDGES = [
@@ -169,8 +162,7 @@ def test_without_a_cutoff_the_distance_is_infinite(params: SamplingParams) -> No
 
 
 def test_a_drafts_nucleus_is_exact_or_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a draft's distribution that is cut where the guess ends, and so never drafts what the target may
-    draw."""
+    """Guards against a draft's law that is cut where the guess ends, and so never drafts what the target may draw."""
     monkeypatch.setattr(warp_module, "_TOP_P_GUESS", 4)
     params = SamplingParams(temperature=1.0, top_p=0.8)
     logits = torch.tensor([[9.0, 8.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]])

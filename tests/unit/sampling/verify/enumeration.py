@@ -119,14 +119,9 @@ def toy_distribution(seed: int, params: SamplingParams | None = None) -> Conditi
 
 
 PENALISED = SamplingParams.from_options(
-    temperature=0.9,
-    repetition_penalty=1.5,
-    presence_penalty=0.6,
-    frequency_penalty=0.8,
-    logit_bias={0: -0.5},
-    bad_words_ids=[[2, 1], [0, 3, 0]],
-    min_new_tokens=2,
-)
+    temperature=0.9, repetition_penalty=1.5, presence_penalty=0.6, frequency_penalty=0.8, logit_bias={0: -0.5},
+    bad_words_ids=[[2, 1], [0, 3, 0]], min_new_tokens=2,
+)  # fmt: skip
 """Options whose distribution depends on everything said before, not on the last tokens alone."""
 
 

@@ -5,11 +5,7 @@ import pytest
 from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
 from outpace.sampling.draw import match
-from tests.unit.sampling.verify.enumeration import (
-    Ids,
-    Oracle,
-    enumerate_outcomes,
-)
+from tests.unit.sampling.verify.enumeration import Ids, Oracle, enumerate_outcomes
 
 
 def test_the_enumeration_itself_is_complete() -> None:

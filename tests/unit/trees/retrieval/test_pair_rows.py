@@ -1,7 +1,6 @@
 """Rows keyed by two tokens: a hash table of fixed size, read alike by device and host, and backed off from."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,16 @@ from safetensors.torch import load_file
 from outpace.core.drafting import UNKNOWN, Frontier
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN
-from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
-from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.stores import matrix_of
-from outpace.testing import ToyTarget, decode
-from outpace.testing.toy import draft_request, no_draft_model
+from outpace.testing import decode, draft_request, toy_context
 from outpace.trees.grafting import MatrixRetriever
 from outpace.trees.retrieval import transition_matrix
-from outpace.trees.retrieval.transition_matrix import (
-    SUCCESSORS,
-    PairRows,
-    TokenRecycling,
-    TransitionMatrix,
-)
+from outpace.trees.retrieval.transition_matrix import SUCCESSORS, PairRows, TokenRecycling, TransitionMatrix
 from outpace.trees.retrieval.warm_file import load_matrix, save_matrix
 from outpace.trees.shapes.rank_paths import retrieval_plan
+from tests.unit.trees.retrieval.test_lookahead import LoopTarget
 
 CPU = torch.device("cpu")
 VOCAB = 40
@@ -82,20 +74,12 @@ def test_a_table_is_a_dictionary_that_forgets(places: int, monkeypatch: pytest.M
     assert rows_of.tolist() == [expected[pair] for pair in sorted(expected)]
 
 
-class Stationary(ToyTarget):
-    """A toy whose distribution depends on the last two tokens alone, so that what was once seen after them stays
-    true."""
-
-    def logits(self, ids: Sequence[int], position: int) -> torch.Tensor:
-        return super().logits(ids, 0)
-
-
 @pytest.mark.parametrize("method", ["recycle:context=2,budget=20", "outpace:draft=none,budget=9"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_rows_are_what_the_target_said_after_two_tokens(method: str, temperature: float) -> None:
     """Guards against the engine showing a wrong token before a chunk or a tree, in batches and across chunks."""
-    target = Stationary(VOCAB, seed=5, max_slots=3)
-    proposer = build_proposer(parse_method(method), BuildContext(VOCAB, CPU, no_draft_model))
+    target = LoopTarget(VOCAB, seed=5, max_slots=3)
+    proposer = build_proposer(parse_method(method), toy_context(VOCAB))
     prompts = [[1, 2, 3], [4, 4, 5, 1, 2], [9], [0, 11, 7, 6, 30, 31]]
     params = [SamplingParams(max_new_tokens=12, temperature=temperature, seed=seed) for seed in range(4)]
     decode(Engine(target, prefill_chunk=2), prompts, params, [proposer] * 4)
@@ -162,10 +146,3 @@ def test_files_keep_pairs(tmp_path: Path, context: int) -> None:
     assert set(load_file(old)) == {"tokens", "successors"}
     begun = load_matrix(old, VOCAB, CPU, context)
     assert (begun.successors[2].tolist(), _known(begun)) == (_row(3), {})
-
-
-def test_contexts_that_do_nothing_are_refused() -> None:
-    """Guards against an option that is silently ignored, and contexts that no row is keyed by."""
-    for method in ("recycle:context=3", "recycle:context=0", "outpace:retrieve=suffix,context=2", "linear:context=2"):
-        with pytest.raises(InvalidRequest, match="context"):
-            parse_method(method)

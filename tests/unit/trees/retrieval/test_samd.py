@@ -11,17 +11,14 @@ from safetensors.torch import save_file
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Proposer
 from outpace.core.tree import DraftTree
-from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
+from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.testing import OracleDrafter, ToyTarget, decode
-from outpace.testing.toy import draft_request, no_draft_model
-from outpace.trees.proposer import EmptyDraft
+from outpace.testing import OracleDrafter, ToyTarget, decode, draft_request, toy_context
 from outpace.trees.retrieval.samd import KIND, SamDecoding, load_corpus, save_corpus
 from outpace.trees.retrieval.suffix import BORDER, SuffixAutomaton
-from tests.unit.drafters.source.learned import proposer_of, source_of
-from tests.unit.models.tiny import tiny_config, tiny_target
+from tests.unit.trees.recorded import trees_in_company
 
 OTHER = 7
 
@@ -35,30 +32,8 @@ class Recorder(OracleDrafter):
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         self.budgets = [request.budget for request in requests]
-        rooms = [min(request.budget, request.max_depth, 1) for request in requests]
-        return [
-            DraftTree.chain(torch.tensor([request.ids[-1], *[OTHER] * room]))
-            for request, room in zip(requests, rooms, strict=True)
-        ]
-
-
-class Trees:
-    """Another proposer, whose trees are kept by the ids they were drafted after."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
-        self.trees: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._proposer, name)
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        trees = self._proposer.propose(states, requests)
-        for request, tree in zip(requests, trees, strict=True):
-            nodes = list(zip(tree.topology.parents, tree.tokens.tolist(), strict=True))
-            if len(nodes) > 1:
-                self.trees[tuple(request.ids)] = nodes
-        return trees
+        drafts = [[one.ids[-1], *[OTHER] * min(one.budget, one.max_depth, 1)] for one in requests]
+        return [DraftTree.chain(torch.tensor(tokens)) for tokens in drafts]
 
 
 def routed(ids: list[int], corpus: list[int] | None = None, budget: int = 4, **options: Any) -> list[int]:
@@ -136,10 +111,9 @@ def test_a_corpus_speeds_up_what_it_knows(tmp_path: Path) -> None:
     params = SamplingParams(max_new_tokens=40)
     (plain,) = decode(Engine(target), [[1, 2]], [params], [OracleDrafter([])])
     save_corpus(tmp_path / "corpus", [[3, 3, 3], plain.ids], 12)
-    around = BuildContext(12, torch.device("cpu"), no_draft_model)
     steps = []
     for method in ("samd:min_match=3", f"samd:min_match=3,corpus_bias=0,corpus={tmp_path / 'corpus'}"):
-        (session,) = decode(Engine(target), [[1, 2]], [params], [build_proposer(parse_method(method), around)])
+        (session,) = decode(Engine(target), [[1, 2]], [params], [build_proposer(parse_method(method), toy_context(12))])
         assert session.ids == plain.ids
         steps.append(session.metrics.steps)
     assert steps[1] <= 8 < steps[0]
@@ -150,23 +124,16 @@ def test_a_corpus_speeds_up_what_it_knows(tmp_path: Path) -> None:
 def test_a_trained_drafter_keeps_up_with_rounds_it_did_not_draft(kind: str, temperature: float) -> None:
     """Guards against features, rows or scratch of a net that go astray where a match has drafted in its place: its own
     trees must be those that it drafts after the same ids when it drafts alone."""
-    target = tiny_target(tiny_config("llama"))
     prompts = [[5, 6, 7, 8, 9, 10] * 3, [20, 21]]
-    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2)]
-    plain = decode(Engine(target), prompts, params, [EmptyDraft()] * 2)
-    alone, routed = (Trees(proposer_of("beam", source_of(kind, target))) for _ in range(2))
-    corpus = SuffixAutomaton([token for session in plain for token in [*session.generated[:12], BORDER]])
-    both = SamDecoding(routed, 10, corpus, 4, 0)
-    for proposer in (alone, both):
-        sessions = decode(Engine(target), prompts, params, [proposer] * 2)
-        assert [session.ids for session in sessions] == [session.ids for session in plain]
-    assert sum(session.metrics.accepted for session in sessions) > 8, "the corpus knows half of the answers"
-    common = {ids for ids in routed.trees if ids in alone.trees and len(routed.trees[ids]) > 1}
+
+    def join(drafter: Proposer, plain: Sequence[Session]) -> SamDecoding:
+        corpus = SuffixAutomaton([token for session in plain for token in [*session.generated[:12], BORDER]])
+        return SamDecoding(drafter, 10, corpus, 4, 0)
+
+    _, common, _ = trees_in_company(kind, temperature, prompts, join)
     for prompt in prompts:  # the corpus ends after 12 tokens of an answer
         late = [ids for ids in common if list(ids[: len(prompt)]) == prompt and len(ids) > len(prompt) + 12]
         assert late, "no trees after rounds that a match has drafted"
-    for ids in common:
-        assert routed.trees[ids] == alone.trees[ids]
 
 
 def test_files_of_corpora(tmp_path: Path) -> None:
@@ -192,19 +159,3 @@ def test_files_of_corpora(tmp_path: Path) -> None:
         save_file({"ids": ids, "lengths": lengths}, tmp_path / f"wrong{number}", about)
         with pytest.raises(ModelError, match=complaint):
             load_corpus(tmp_path / f"wrong{number}", 5)
-
-
-def test_options_name_the_other_drafter() -> None:
-    """Guards against a tree drafter that is not found on the store, or one that does not exist."""
-    assert parse_method("samd").drafter is None
-    assert parse_method("samd:draft=domino,budget=60").drafter == "domino"
-    assert parse_method("eagle3").drafter == "eagle3"
-    with pytest.raises(InvalidRequest, match="draft=magic"):
-        parse_method("samd:draft=magic")
-
-
-def test_a_bias_without_a_corpus_is_refused() -> None:
-    """Guards against a setting that looks as if it did something; its default stays out of sight."""
-    with pytest.raises(InvalidRequest, match=r"corpus_bias=2: does nothing with no corpus; name one with corpus=FILE"):
-        parse_method("samd:corpus_bias=2,min_match=3")
-    assert parse_method("samd:corpus_bias=2,corpus=FILE").budget is None

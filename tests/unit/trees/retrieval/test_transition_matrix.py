@@ -1,6 +1,7 @@
-"""The transition matrix: its rows are the target's last word on each token; shared, private, and as a file."""
+"""The transition matrix: its rows are the target's last word on a token; shared, private, as a file, of texts."""
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Observation, PromptChunk, Proposer
-from outpace.drafters.build_context import BuildContext
+from outpace.core.protocols import NO_TOKEN, Observation, PromptChunk, Proposer
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.stores import matrix_of
-from outpace.testing import ToyTarget, decode
-from outpace.testing.toy import draft_request, no_draft_model
+from outpace.testing import ToyTarget, decode, draft_request, toy_context
 from outpace.trees.proposer import StaticProposer
+from outpace.trees.retrieval import transition_matrix, warm_file
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TokenRecycling, TransitionMatrix
-from outpace.trees.retrieval.warm_file import KIND, load_matrix, save_matrix
+from outpace.trees.retrieval.warm_file import KIND, TransitionRanks, load_matrix, save_matrix
 from outpace.trees.shapes.rank_paths import RecyclingTemplate
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def _rows(*firsts: int) -> torch.Tensor:
 
 
 def _recycle(options: str = "") -> Proposer:
-    return build_proposer(parse_method(f"recycle:budget=20{options}"), BuildContext(VOCAB, CPU, no_draft_model))
+    return build_proposer(parse_method(f"recycle:budget=20{options}"), toy_context(VOCAB))
 
 
 def _kept(proposer: Proposer) -> TransitionMatrix:
@@ -75,8 +75,7 @@ class Recorder(TokenRecycling):
     "options", [{}, {"temperature": 1.0, "repetition_penalty": 5.0, "bad_words_ids": ((3,), (8,))}]
 )
 def test_a_row_is_the_top_of_the_last_distribution_seen_at_its_token(options: dict[str, Any]) -> None:
-    """Guards against rows of an earlier round or of a batch's other requests, and against logits after penalties and
-    bans, which belong to one path."""
+    """Guards against rows of an earlier round or another request, and logits after penalties and bans, a path's own."""
     target = ToyTarget(VOCAB, seed=5, max_slots=3)
     source = Recorder(target)
     proposer = StaticProposer(source, RecyclingTemplate(), 20, CPU)
@@ -107,8 +106,7 @@ def test_vocabularies_too_small_are_refused() -> None:
 
 
 def test_private_matrices_learn_from_their_own_request_and_are_forgotten() -> None:
-    """Guards against requests that teach each other, or an engine's matrix, where each was to learn for itself; and
-    against what a matrix costs being told wrong."""
+    """Guards against requests that teach each other or an engine's matrix, and what a matrix costs being told wrong."""
     proposer = _recycle(",matrix=private")
     assert isinstance(proposer, StaticProposer)
     assert matrix_of(proposer) is None, "nothing is kept from request to request"
@@ -152,33 +150,24 @@ def test_what_was_saved_is_loaded_and_returned_to(tmp_path: Path) -> None:
     assert not load_matrix(empty, VOCAB, CPU).successors.any()
 
 
-@pytest.mark.parametrize("wrong", ["repeated token", "id too large", "negative id", "equal ids", "narrow", "int64"])
+WRONG: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "repeated token": lambda tokens, rows: (tokens.clamp(max=2), rows),
+    "id too large": lambda tokens, rows: (tokens, rows + 1),
+    "negative id": lambda tokens, rows: (tokens - 3, rows),
+    "equal ids": lambda tokens, rows: (tokens, rows.clamp(max=10)),
+    "narrow": lambda tokens, rows: (tokens, rows[:, :7].contiguous()),
+    "int64": lambda tokens, rows: (tokens, rows.long()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_files_that_are_no_matrices_are_refused(tmp_path: Path, wrong: str) -> None:
     """Guards against an index error, or rows that look unseen, in the middle of an answer."""
-    tokens, rows = torch.tensor([2, 5], dtype=torch.int32), _rows(0, 4).int()
-    if wrong == "repeated token":
-        tokens[1] = 2
-    elif wrong == "id too large":
-        rows[1, 3] = VOCAB
-    elif wrong == "negative id":
-        tokens[0] = -1
-    elif wrong == "equal ids":
-        rows[1, 3] = rows[1, 6]
-    elif wrong == "narrow":
-        rows = rows[:, :7].contiguous()
-    else:
-        rows = rows.long()
+    tokens, rows = WRONG[wrong](torch.tensor([2, 5], dtype=torch.int32), _rows(0, 4).int())
     file = tmp_path / "bad.safetensors"
     save_file({"tokens": tokens, "successors": rows}, file, {"format": KIND.format, "vocab_size": str(VOCAB)})
     with pytest.raises(ModelError, match="8 different int32 ids from 0 to 11; make one with `outpace warmup`"):
         load_matrix(file, VOCAB, CPU)
-
-
-def test_only_methods_with_a_matrix_have_one() -> None:
-    """Guards against a warm-up that saves an empty file for a method that learns nothing."""
-    around = BuildContext(VOCAB, CPU, no_draft_model)
-    assert matrix_of(build_proposer(parse_method("plain"), around)) is None
-    assert matrix_of(build_proposer(parse_method("lookup"), around)) is None
 
 
 def test_trees_follow_the_matrix() -> None:
@@ -197,3 +186,62 @@ def test_trees_follow_the_matrix() -> None:
             assert int(tree.tokens[node]) in matrix.successors[parent_token].tolist()
     first_level = [int(trees[0].tokens[node]) for node in trees[0].topology.children[0]]
     assert first_level == matrix.successors[17].tolist()
+
+
+WIDE, EXPECTED = 40, 12  # ids of the texts below, and those with a probability at each place
+
+
+def texts(count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Ids from few tokens, so that keys come again, with the likeliest ids after each and probabilities."""
+    draws = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        length = int(torch.randint(1, 30, (), generator=draws))
+        ids = torch.randint(0, 6, (length,), generator=draws)
+        top = torch.stack([torch.randperm(WIDE, generator=draws)[:EXPECTED] for _ in range(length)])
+        probs = torch.rand(length, EXPECTED, generator=draws).sort(dim=1, descending=True).values
+        made.append((ids, top, probs))
+    return made
+
+
+def added(given: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> TransitionMatrix:
+    ranks = TransitionRanks(WIDE)
+    for one in given:
+        ranks.add(*one)
+    return ranks.matrix()
+
+
+def test_ranks_are_by_the_sum_over_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the last word instead of all, keys of other contexts, and sums lost where texts come in parts."""
+    given = texts(60)
+    masses: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for ids, top, probs in given:
+        for place, token in enumerate(ids.tolist()):
+            before = int(ids[place - 1]) if place else NO_TOKEN
+            keys: tuple[tuple[int, ...], ...] = ((token,), (before, token))
+            for key in keys:
+                masses[key].update(dict(zip(top[place].tolist(), probs[place].double().tolist(), strict=True)))
+    whole = added(given)
+    monkeypatch.setattr(warm_file, "AT_ONCE", 500)
+    for made in (whole, added(given)):
+        known = made.rows()
+        assert known.tokens.tolist() == sorted(key[0] for key in masses if len(key) == 1)
+        assert [tuple(pair) for pair in known.pairs.tolist()] == sorted(key for key in masses if len(key) == 2)
+        for key, row in (*zip(known.tokens[:, None], known.successors, strict=True),
+                         *zip(known.pairs, known.pair_successors, strict=True)):  # fmt: skip
+            best = masses[tuple(key.tolist())].most_common(SUCCESSORS)
+            assert row.tolist() == [token for token, _ in best], "masses are of real numbers, and never alike"
+
+
+def test_of_pairs_with_one_place_the_frequent_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a table that rare pairs empty of common ones."""
+    monkeypatch.setattr(transition_matrix, "PLACES", 1)
+    monkeypatch.setattr(transition_matrix, "PLACE_BITS", 0)
+    monkeypatch.setattr(transition_matrix, "_places", lambda keys: torch.zeros_like(keys))
+    top, probs = torch.arange(8)[None], torch.full((1, 8), 0.1)
+    common = torch.tensor([3, 4] * 9), top.expand(18, 8), probs.expand(18, 8)
+    rare = [(torch.tensor([token]), top, probs) for token in (1, 2, 30)]
+    for given in ([common, *rare], [*rare, common]):
+        known = added(given).rows()
+        assert known.pairs.tolist() == [[3, 4]]
+        assert known.tokens.tolist() == [1, 2, 3, 4, 30], "rows of one token have no places to share"

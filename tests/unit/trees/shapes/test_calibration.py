@@ -19,9 +19,10 @@ from outpace.testing.sources import ToySource, blend
 from outpace.testing.toy import draft_request
 from outpace.trees.gate_calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
-from outpace.trees.proposer import EmptyDraft, GrowingProposer, GrowingState
+from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.gates import Echo, EchoConfig, Gated, GatedConfig
+from tests.unit.trees.shapes.test_gates import totals_of
 from tests.unit.trees.shapes.test_grafted import CPU, PLAN, V, warm_matrix
 
 VAIN, RIGHT = Round((0.1, 0.05, 0.02, 0.01, 0.01), 0), Round((0.505, 0.405, 0.305, 0.205, 0.105), 4)
@@ -84,11 +85,10 @@ def test_rounds_are_written_down_as_drafted() -> None:
     state = proposer.open(0)
     nothing = NodeOutputs(torch.empty(0, 1), torch.empty(10, 1, dtype=torch.int64), torch.empty(0, 1))
     (tree,) = proposer.propose([state], [draft_request([3], 9, 9)])
-    (beam,) = run_beam(source, config)
-    assert torch.equal(tree.tokens, beam.tokens)
-    totals: dict[tuple[int, ...], float] = {(): 0.0}
-    for (_, path), answers in source.said.items():
-        totals |= {(*path, token): totals[path] + score for token, score in answers.items()}
+    beam = GrowingProposer(source, Beam(BeamConfig(depth=4, breadth=3)), 9)
+    (dense,) = beam.propose([beam.open(0)], [draft_request([3], 9, 9)])
+    assert torch.equal(tree.tokens, dense.tokens)
+    totals = totals_of(source, 0)
     deepest = tree.topology.depths.index(2)
     grafted = DraftTree(
         torch.cat([tree.tokens, tree.tokens[:1]]), Topology.of([*tree.topology.parents, deepest]), None, 0, 1
@@ -102,11 +102,6 @@ def test_rounds_are_written_down_as_drafted() -> None:
     best = [max(score for path, score in totals.items() if len(path) == depth) for depth in range(1, 5)]
     assert confidences == pytest.approx([math.exp(score) for score in best])
     assert accepted == 2
-
-
-def run_beam(source: ToySource, config: GatedConfig) -> list[DraftTree]:
-    beam = GrowingProposer(source, Beam(BeamConfig(depth=config.depth, breadth=config.breadth)), 9)
-    return beam.propose([beam.open(0)], [draft_request([3], 9, 9)])
 
 
 def gated_proposer() -> tuple[GraftedProposer, GrowingProposer]:
@@ -156,7 +151,6 @@ def test_only_gates_with_thresholds_are_recorded() -> None:
             assert proposer.shape is shape
     with gates_open(EmptyDraft()) as recorder:
         assert recorder is None
-    assert isinstance(gated_proposer()[1].open(0), GrowingState)
 
 
 def test_sampled_warm_ups_calibrate_from_keyed_scores() -> None:

@@ -1,4 +1,5 @@
-"""Shapes that end drafting at checkpoints: Graft's gates, and DDD's sum over the beam."""
+"""Shapes that end drafting at checkpoints: Graft's gates, DDD's sum over the beam, and ECHO, where slots that drafts
+leave go to the others of the batch, and nothing is made of nothing."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +11,12 @@ from hypothesis import strategies as st
 
 from outpace.core.drafting import GrowingShape, Level
 from outpace.core.protocols import DraftRequest
-from outpace.core.tree import DraftTree
-from outpace.testing.sources import Path, ToySource, blend, table
+from outpace.core.tree import MAX_TREE_NODES, DraftTree
+from outpace.testing.sources import Path, ToySource, blend, node_paths, table
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, GrowingState
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
-from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
+from outpace.trees.shapes.gates import Cut, CutConfig, Echo, EchoConfig, Gated, GatedConfig
 
 VOCAB = 12
 
@@ -44,12 +45,20 @@ def run(
 
 
 def batch(*chances: Sequence[float], budget: int = 60) -> tuple[list[DraftRequest], ToySource]:
-    """Requests whose likeliest path has these chances; their ids are [0, index], so that one distribution serves them
-    all."""
+    """Requests whose likeliest path has these chances; their ids are [0, index]: one distribution serves them all."""
     distribution = {path: row for index, own in enumerate(chances) for path, row in likely(own, index).items()}
-    return [draft_request([0, index], budget, 60) for index in range(len(chances))], ToySource(
-        table(distribution, VOCAB)
-    )
+    requests = [draft_request([0, index], budget, 60) for index in range(len(chances))]
+    return requests, ToySource(table(distribution, VOCAB))
+
+
+def totals_of(source: ToySource, owner: int) -> dict[Path, float]:
+    """Every node that was drafted for a request, with its cumulative score."""
+    totals: dict[Path, float] = {(): 0.0}
+    for (of, path), answers in source.said.items():
+        if of == owner:
+            totals |= {(*path, token): totals[path] + score for token, score in answers.items()}
+    del totals[()]
+    return totals
 
 
 SURE = [0.9] * 12
@@ -58,32 +67,21 @@ ENDING = {0: [0.14], 1: [0.3, 0.4], 2: [0.9] * 6}
 THRESHOLDS = (0.15, 0.13, 0.6)
 
 
+@pytest.mark.parametrize("draft_all", [False, True])
 @pytest.mark.parametrize(("stage", "depth", "kept"), [(0, 1, 8), (1, 2, 24), (2, 6, 40), (None, 8, 60)])
-def test_each_gate_ends_drafting_at_its_depth(stage: int | None, depth: int, kept: int) -> None:
+def test_each_gate_ends_drafting_at_its_depth(stage: int | None, depth: int, kept: int, draft_all: bool) -> None:
     """Guards against checkpoints counted from the wrong depth, passes made behind a closed gate, and another number
-    kept than the paper's 8, 24 and 40 of 60, or others than the best."""
+    kept than the paper's 8, 24 and 40 of 60, or others than the best. With `draft_all`, where gates prune afterwards:
+    against a batch whose requests draft differently, and gates that a later one overrules."""
     requests, source = batch([0.99] * 8 if stage is None else ENDING[stage])
-    shape = Gated(GatedConfig(thresholds=THRESHOLDS))
-    (tree,), (state,) = run(shape, requests, source)
+    (tree,), (state,) = run(Gated(GatedConfig(thresholds=THRESHOLDS, draft_all=draft_all)), requests, source)
+    passes = 8 if draft_all else depth
     assert state.of_shape.stage == stage
-    assert source.expands == tree.draft_passes == depth
+    assert source.expands == tree.draft_passes == passes
     assert len(tree) - 1 == kept
-    (dense,), _ = run(Beam(BeamConfig(depth=depth)), [draft_request([0, 0], kept, 60)], source)
+    (dense,), _ = run(Beam(BeamConfig(depth=passes)), [draft_request([0, 0], kept, 60)], source)
     assert tree.tokens.tolist() == dense.tokens.tolist()
     assert tree.topology.parents == dense.topology.parents
-
-
-@pytest.mark.parametrize(("stage", "kept"), [(0, 8), (1, 24), (2, 40)])
-def test_gates_may_prune_afterwards(stage: int, kept: int) -> None:
-    """Guards against a batch whose requests draft differently, and gates that a later one overrules."""
-    requests, source = batch(ENDING[stage])
-    shape = Gated(GatedConfig(thresholds=THRESHOLDS, draft_all=True))
-    (tree,), (state,) = run(shape, requests, source)
-    assert state.of_shape.stage == stage
-    assert tree.draft_passes == 8
-    assert len(tree) - 1 == kept
-    (dense,), _ = run(Beam(BeamConfig()), [draft_request([0, 0], kept, 60)], source)
-    assert tree.tokens.tolist() == dense.tokens.tolist()
 
 
 def test_a_round_forgets_the_one_before() -> None:
@@ -121,8 +119,7 @@ BEAMS = {"depth": st.integers(1, 6), "breadth": st.integers(1, 5), "level_power"
     seed=st.integers(0, 99),
 )
 def test_open_gates_leave_the_beam(config: dict[str, float], budget: int, heat: float, seed: int) -> None:
-    """Guards against a gate of 0 that closes on a probability rounded to 0, and a tree that differs while it is open;
-    the same for DDD."""
+    """Guards against a gate of 0, also DDD's, that closes on a probability rounded to 0, and a tree that differs."""
     source = ToySource(blend(0, VOCAB, other=seed, sharpness=300 if seed % 2 else 3))
     request = draft_request([seed % VOCAB, 1], budget, 9, seed, temperature=heat)
     (base,), _ = run(Beam(BeamConfig.model_validate(config)), [request], source)
@@ -154,16 +151,10 @@ def test_never_more_than_the_budget(
     for owner, (tree, state, budget) in enumerate(zip(trees, states, budgets, strict=True)):
         stage = state.of_shape.stage
         assert len(tree) - 1 <= shape.share(budget, stage) <= budget
-        totals: dict[Path, float] = {(): 0.0}
-        for (of, path), answers in source.said.items():
-            if of == owner:
-                totals |= {(*path, token): totals[path] + score for token, score in answers.items()}
-        best = {depth: max((s for path, s in totals.items() if len(path) == depth), default=None) for depth in (1, 3)}
-        closed = [
-            index
-            for index, (score, tau) in enumerate(zip(best.values(), thresholds, strict=True))
-            if score is not None and math.exp(score) <= tau
-        ]
+        totals, closed = totals_of(source, owner), list[int]()
+        for index, (depth, tau) in enumerate(zip((1, 3), thresholds, strict=True)):
+            scores = [score for path, score in totals.items() if len(path) == depth]
+            closed += [index] if scores and math.exp(max(scores)) <= tau else []
         assert stage == (closed[0] if closed else None)
 
 
@@ -209,4 +200,72 @@ def test_the_extremes(threshold: float) -> None:
     """Guards against a threshold of 0 that cuts after all, where a probability has no logarithm."""
     selected, _ = Cut(CutConfig(min_prob=threshold)).grow([None], chain_level(1, 1e-30))
     assert bool(selected.item()) == (threshold == 0)
-    assert math.isfinite(CutConfig().min_prob)
+
+
+DOUBTFUL = [0.15, 0.3]
+
+
+def test_the_slots_of_a_doubtful_draft_go_to_the_sure_one() -> None:
+    """Guards against freed slots that nobody gets, and a draft that goes on no deeper for them."""
+    requests, source = batch(SURE, DOUBTFUL)
+    trees, states = run(Echo(EchoConfig()), requests, source)
+    assert [state.of_shape.stage for state in states] == [None, 0]
+    assert [len(tree) - 1 for tree in trees] == [112, 8]
+    assert [tree.draft_passes for tree in trees] == [10, 1]
+    assert trees[0].topology.max_depth == 10
+    best = sorted(totals_of(source, 0).values(), reverse=True)[:112]
+    assert sum(totals_of(source, 0)[path] for path in node_paths(trees[0])[1:]) == pytest.approx(sum(best))
+
+
+def test_a_draft_in_company_that_goes_on_too_is_the_beams() -> None:
+    """Guards against slots taken from drafts that did not end, and depth given where nothing is free."""
+    requests, source = batch([0.99] * 12, SURE)
+    trees, _ = run(Echo(EchoConfig()), requests, source)
+    for tree, expected in zip(trees, run(Beam(BeamConfig()), requests, source)[0], strict=True):
+        assert torch.equal(tree.tokens, expected.tokens)
+        assert (tree.topology, tree.draft_passes) == (expected.topology, expected.draft_passes)
+
+
+def test_freed_slots_go_to_the_best_nodes_of_all() -> None:
+    """Guards against slots shared out by order or evenly: the batch is one tree, ranked by score."""
+    requests, source = batch([0.85] * 12, DOUBTFUL, [0.8] * 12, budget=20)
+    config = EchoConfig(checkpoints=(1,), kept=(6,), thresholds=(0.2,), extra_depth=0)
+    trees, states = run(Echo(config), requests, source)
+    assert [state.of_shape.stage for state in states] == [None, 0, None]
+    ranked = {owner: sorted(totals_of(source, owner).values(), reverse=True) for owner in (0, 2)}
+    beyond = sorted([(score, owner) for owner in (0, 2) for score in ranked[owner][20:]], reverse=True)[:18]
+    gained = [sum(owner == own for _, owner in beyond) for own in (0, 2)]
+    assert [len(tree) - 1 for tree in trees] == [20 + gained[0], 2, 20 + gained[1]]
+    assert 0 < gained[0] < gained[1], "and the choice is no even one"
+
+
+def test_no_tree_outgrows_the_target() -> None:
+    """Guards against a tree of more rows than a slot has room for behind the longest request."""
+    requests, source = batch(SURE, *[DOUBTFUL] * 5, budget=400)
+    trees, _ = run(Echo(EchoConfig()), requests, source)
+    assert max(len(tree) for tree in trees) == len(trees[0]) == MAX_TREE_NODES
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    wishes=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), min_size=1, max_size=5),
+    threshold=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
+    deeper=st.integers(0, 2),
+    heat=st.sampled_from([0.0, 0.7]),
+    seed=st.integers(0, 999),
+)
+def test_the_sum_is_kept(wishes: list[tuple[int, int]], threshold: float, deeper: int, heat: float, seed: int) -> None:
+    """Guards against more nodes than all budgets together, fewer while there are nodes for them, and slots given to
+    requests that wanted none or beyond the depth that they have left."""
+    config = EchoConfig(
+        depth=3, breadth=3, checkpoints=(1, 2), kept=(10, 30), thresholds=(threshold, threshold), extra_depth=deeper
+    )
+    source, shape = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), Echo(config)
+    requests = [draft_request([3, index], *wish, index, temperature=heat) for index, wish in enumerate(wishes)]
+    trees, states = run(shape, requests, source)
+    drafted = [len(totals_of(source, owner)) for owner in range(len(wishes))]
+    assert sum(len(tree) - 1 for tree in trees) == min(sum(budget for budget, _ in wishes), sum(drafted))
+    for tree, state, (budget, depth), nodes in zip(trees, states, wishes, drafted, strict=True):
+        assert tree.topology.max_depth <= min(depth, 3 + deeper)
+        assert len(tree) - 1 >= min(nodes, shape.share(budget, state.of_shape.stage))
+        assert budget or len(tree) == 1

@@ -20,6 +20,7 @@ from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatr
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape
 from outpace.trees.shapes.gates import Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
+from tests.unit.trees.recorded import Told
 
 CPU = torch.device("cpu")
 V = 40
@@ -37,40 +38,18 @@ def chain_of(limit: int) -> StaticProposer:
     return StaticProposer(ToySource(blend(1.0, V), limit=limit), Chain(), 20, CPU)
 
 
-class Told(EmptyDraft):
-    """Drafts nothing and remembers what it was told."""
+class Silent(EmptyDraft):
+    """Drafts nothing, whatever it needs and may draft."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.needs, self.budget, self.heard = Needs(top_k=3, taps=(1, 4)), 9, list[tuple[str, Any]]()
+    needs, budget = Needs(top_k=3, taps=(1, 4)), 9
 
-    def open(self, slot: int, alone: bool = False) -> Any:
-        self.heard.append(("open", None))
+    def open(self, slot: int, alone: bool = False) -> str:
         return "state"
-
-    def close(self, state: Any) -> None:
-        self.heard.append(("close", state))
-
-    def rewind(self, state: Any, length: int) -> None:
-        self.heard.append(("rewind", (state, length)))
-
-    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
-        self.heard.append(("prefill", (list(states), len(chunks))))
-
-    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
-        self.heard.append(("observe", (list(states), len(observations))))
-
-    def reset(self) -> None:
-        self.heard.append(("reset", None))
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        self.heard.append(("propose", [request.budget for request in requests]))
-        return super().propose(states, requests)
 
 
 def test_both_halves_hear_everything() -> None:
     """Guards against a half whose caches are never closed, rewound, filled, taught or reset, and needs that go."""
-    base, matrix = Told(), TransitionMatrix(V, CPU)
+    base, matrix = Told(Silent()), TransitionMatrix(V, CPU)
     proposer = GraftedProposer(base, [MatrixRetriever(matrix, PLAN)], CPU)
     assert proposer.needs == Needs(SUCCESSORS, (1, 4))
     assert proposer.budget == 9
@@ -147,10 +126,10 @@ def test_batch_mode_has_a_fixed_shape() -> None:
 @pytest.mark.parametrize(("share", "offered"), [(0.0, 9), (1 / 3, 6), (1.0, 0)])
 def test_a_reserved_share_is_not_offered_to_the_base(share: float, offered: int) -> None:
     """Guards against Graft(ROOT) with a base that takes the slots reserved for retrieval, or with K exceeded."""
-    base = Told()
+    base = Told(Silent())
     proposer = GraftedProposer(base, [MatrixRetriever(warm_matrix(), PLAN)], CPU, reserved=share)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([3], 9, 9)])
-    assert base.heard[-1] == ("propose", [offered])
+    assert [request.budget for _, request in base.asked] == [offered]
     assert len(tree) - 1 == 9
 
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.core.drafting import UNKNOWN, Retrieved
-from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, Stream
+from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree, Topology
+from outpace.testing.sources import Path, node_paths
+from outpace.testing.toy import draft_request
 from outpace.trees.grafting import Offer, free_slots, graft
 
 VOCAB = 4  # few, so that draft and retrieval share tokens all the time
-Path = tuple[int, ...]
 
 
 class Round(NamedTuple):
@@ -54,7 +54,7 @@ def rounds(draw: st.DrawFn) -> Round:
         batch.offers.append(offers)
         budget = kept - 1 + generator.choice([0, 0, 1, 3, 8, 40])
         depth = batch.trees[-1].topology.max_depth + generator.choice([0, 1, 2, 50])
-        batch.requests.append(DraftRequest(Stream(SamplingParams(), 0, 0, [1]), budget, depth))
+        batch.requests.append(draft_request([1], budget, depth))
     return batch
 
 
@@ -62,19 +62,14 @@ def at_root(retrieved: Retrieved) -> list[Offer]:
     return [Offer(0, retrieved)]
 
 
-def paths_of(tokens: torch.Tensor, topology: Topology) -> list[Path]:
-    """Tokens down to each node, that of node 0 left out."""
-    return [tuple(tokens[list(topology.path(node)[1:])].tolist()) for node in range(len(topology))]
-
-
 def expected(batch: Round, index: int) -> tuple[list[Path], list[Path]]:
     """The definition: paths of what was kept, then of retrieval in its order, one of each offer in turn, then of what
     was pruned, as long as there are slots. What was drafted, and what was only retrieved."""
     tree, request = batch.trees[index], batch.requests[index]
-    drafted = paths_of(tree.tokens, tree.topology)
+    drafted = node_paths(tree)
     paths = drafted[: len(tree) - tree.pruned]
     queues = [
-        [drafted[below] + path for path in paths_of(found.tokens, found.topology)[1:]]
+        [drafted[below] + path for path in node_paths(DraftTree(found.tokens, found.topology))[1:]]
         for below, found in batch.offers[index]
     ]
     for path in [path for turn in zip_longest(*queues) for path in turn if path is not None]:
@@ -94,7 +89,7 @@ def test_free_slots_are_filled_in_order_and_never_more(batch: Round) -> None:
     drafted nodes that change their numbers."""
     grafted = graft(*batch)
     for index, (tree, old, request) in enumerate(zip(grafted, batch.trees, batch.requests, strict=True)):
-        kept, paths = len(old) - old.pruned, paths_of(tree.tokens, tree.topology)
+        kept, paths = len(old) - old.pruned, node_paths(tree)
         drafted, retrieved = expected(batch, index)
         assert sorted(paths[: tree.drafted]) == sorted(drafted)
         assert paths[tree.drafted :] == retrieved
@@ -115,13 +110,13 @@ def test_pruned_nodes_come_back_with_their_scores() -> None:
     topology, scores = Topology.of([-1, 0, 0, 1, 0]), torch.tensor([0.0, -0.1, -0.4, -0.5, -0.7])
     tree = DraftTree(torch.tensor([9, 1, 2, 5, 3]), topology, scores=scores, pruned=3)
     found = Retrieved(torch.tensor([9, 7, 3, UNKNOWN]), Topology.of([-1, 0, 0, 2]))
-    (full,) = graft([tree], [at_root(found)], [DraftRequest(Stream(SamplingParams(), 0, 0, [9]), 4, 9)])
+    (full,) = graft([tree], [at_root(found)], [draft_request([9], 4, 9)])
     assert full.tokens.tolist() == [9, 1, 3, 2, 7]
     assert full.topology.parents == (-1, 0, 0, 0, 0)
     assert full.scores is not None
     assert torch.equal(full.scores, scores[[0, 1, 4, 2]])
     assert (full.drafted, full.retrieved) == (4, 1)
-    (bare,) = graft([tree], [[]], [DraftRequest(Stream(SamplingParams(), 0, 0, [9]), 1, 9)])
+    (bare,) = graft([tree], [[]], [draft_request([9], 1, 9)])
     assert bare.tokens.tolist() == [9, 1], "no room, so what was pruned is gone"
 
 
@@ -130,30 +125,28 @@ def test_slots_that_moved_are_not_filled_again() -> None:
     does: of 20 slots 14 are taken, and the two trees that are short of their budgets share the other 6."""
     sizes, budgets = (1, 11, 2), (6, 6, 8)
     trees = [DraftTree.chain(torch.arange(size + 1)) for size in sizes]
-    wanted = [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), budget, 20) for budget in budgets]
+    wanted = [draft_request([0], budget, 20) for budget in budgets]
     assert free_slots(trees, wanted) == [2, 0, 3]
     found = Retrieved(torch.tensor([0, *range(20, 40)]), Topology.of([-1] + [0] * 20))
     grafted = graft(trees, [at_root(found)] * 3, wanted)
     assert [tree.retrieved for tree in grafted] == [2, 0, 3]
     assert sum(len(tree) - 1 for tree in grafted) <= sum(budgets)
-    alone = free_slots(trees[:1], wanted[:1])
-    assert alone == [5]
+    assert free_slots(trees[:1], wanted[:1]) == [5]
 
 
 def test_of_equal_siblings_the_first_is_continued() -> None:
     """Guards against grafts below a node that a verifier never walks to."""
     twins = DraftTree(torch.tensor([0, 1, 1]), Topology.of([-1, 0, 0]))
     retrieved = Retrieved(torch.tensor([0, 1, 2]), Topology.of([-1, 0, 1]))
-    (tree,) = graft([twins], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 5, 9)])
+    (tree,) = graft([twins], [at_root(retrieved)], [draft_request([0], 5, 9)])
     assert tree.topology.parents == (-1, 0, 0, 1)
 
 
 def test_trees_with_drawn_siblings_are_refused() -> None:
-    """Guards against a chosen token verified as one drawn from q, which changes the distribution of what is
-    accepted."""
+    """Guards against a chosen token verified as one drawn from q, which changes the law of what is accepted."""
     drawn = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]), {0: torch.full((VOCAB,), 0.25)})
     retrieved = Retrieved(torch.tensor([0, 2]), Topology.of([-1, 0]))
     with pytest.raises(ValueError, match="draft_probs"):
-        graft([drawn], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 5, 9)])
-    (same,) = graft([drawn], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 1, 9)])
+        graft([drawn], [at_root(retrieved)], [draft_request([0], 5, 9)])
+    (same,) = graft([drawn], [at_root(retrieved)], [draft_request([0], 1, 9)])
     assert same is drawn

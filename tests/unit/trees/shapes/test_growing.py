@@ -1,6 +1,7 @@
-"""Growing trees: budgets, best first, company in the batch, numbering."""
+"""Growing trees: budgets, best first, company in the batch, numbering; and level weights, as in DART's search."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,34 +9,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
-from outpace.testing.sources import ToySource, blend, node_paths, table
+from outpace.testing.sources import Path, ToySource, blend, node_paths, table
 from outpace.testing.toy import draft_request
-from outpace.trees.proposer import GrowingProposer, StaticProposer
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
-from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
+from tests.unit.trees.shapes.test_gates import totals_of
 
 VOCAB = 9
 ROUNDING = 1e-5
 
 Wish = tuple[int, int, int, float]
 """Prompt's length, budget, depth, temperature."""
-WISHES = st.lists(
-    st.tuples(st.integers(1, 5), st.integers(0, 30), st.integers(0, 6), st.sampled_from([0.0, 0.7])),
-    min_size=1,
-    max_size=4,
-)
+WISH = st.tuples(st.integers(1, 5), st.integers(0, 30), st.integers(0, 6), st.sampled_from([0.0, 0.7]))
+WISHES = st.lists(WISH, min_size=1, max_size=4)
 SHAPES = st.builds(
-    FixedTreeConfig,
-    depth=st.integers(1, 5),
-    breadth=st.integers(1, 3),
-    min_path_prob=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
-    prune=st.sampled_from(["leaves", "expansion"]),
-)
+    FixedTreeConfig, depth=st.integers(1, 5), breadth=st.integers(1, 3),
+    min_path_prob=st.sampled_from([0.0, 0.02, 0.1, 0.4]), prune=st.sampled_from(["leaves", "expansion"]),
+)  # fmt: skip
 
 
 def as_requests(wishes: Sequence[Wish]) -> list[DraftRequest]:
@@ -49,16 +45,12 @@ def draft(proposer: GrowingProposer, requests: Sequence[DraftRequest]) -> list[D
     return proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
 
 
-def levels_of(source: ToySource, owner: int, tree: DraftTree) -> list[dict[tuple[int, ...], float]]:
+def levels_of(source: ToySource, owner: int, tree: DraftTree) -> list[dict[Path, float]]:
     """Every candidate that the source named for one request, by depth, with its cumulative score."""
-    totals: dict[tuple[int, ...], float] = {(): 0.0}
-    levels: list[dict[tuple[int, ...], float]] = [{} for _ in range(tree.topology.max_depth + 1)]
-    for (of, path), answers in source.said.items():
-        if of == owner:
-            for token, score in answers.items():
-                totals[*path, token] = totals[path] + score
-                if len(path) < len(levels):
-                    levels[len(path)][*path, token] = totals[*path, token]
+    levels: list[dict[Path, float]] = [{} for _ in range(tree.topology.max_depth + 1)]
+    for path, score in totals_of(source, owner).items():
+        if len(path) <= len(levels):
+            levels[len(path) - 1][path] = score
     return levels
 
 
@@ -126,11 +118,9 @@ def test_a_source_at_its_end_drafts_nothing() -> None:
     """Guards against ignoring the source's own limit, also where it is negative: beyond a draft model's context."""
     for limit in (-3, 0, 2):
         source = ToySource(blend(0.5, VOCAB), limit=limit)
-        trees = draft(
-            GrowingProposer(source, FixedTree(FixedTreeConfig(min_path_prob=0)), 40), as_requests([(2, 9, 9, 0)])
-        )
-        assert trees[0].topology.max_depth == max(limit, 0)
-        assert source.expands == trees[0].draft_passes == max(limit, 0)
+        proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(min_path_prob=0)), 40)
+        (tree,) = draft(proposer, as_requests([(2, 9, 9, 0)]))
+        assert tree.topology.max_depth == source.expands == tree.draft_passes == max(limit, 0)
 
 
 def test_one_question_per_level_for_all_requests() -> None:
@@ -155,21 +145,6 @@ def test_tokens_ruled_out_never_become_nodes(breadth: int) -> None:
     assert all(math.isfinite(source.said[0, path[:-1]][path[-1]]) for path in node_paths(tree)[1:])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_static_shapes_keep_the_same_contract(temperature: float) -> None:
-    """Guards against a static shape's frontier that points into another level or another request's nodes."""
-    source = ToySource(blend(0.5, VOCAB))
-    for shape in (Chain(), RecyclingTemplate()):
-        proposer = StaticProposer(source, shape, 80, torch.device("cpu"))
-        requests = as_requests([(2, 80, 9, temperature), (1, 0, 9, temperature), (3, 11, 3, 0.0), (2, 30, 2, 0.0)])
-        trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
-        for owner, (tree, request) in enumerate(zip(trees, requests, strict=True)):
-            assert len(tree) - 1 <= request.budget
-            assert tree.draft_passes == tree.topology.max_depth
-            for path in node_paths(tree)[1:]:
-                assert path[-1] in source.said[owner, path[:-1]]
-
-
 def test_a_wide_beam_expands_no_more_than_its_source_has_rows_for() -> None:
     """Guards against an assertion in the middle of a round, for beams that are wide and deep."""
     expanded: list[int] = []
@@ -184,3 +159,46 @@ def test_a_wide_beam_expands_no_more_than_its_source_has_rows_for() -> None:
     (tree,) = draft(proposer, [draft_request([1], 60, 64)])
     assert len(tree) == 61
     assert sum(expanded) == MAX_TREE_NODES
+
+
+BEAMS = st.builds(
+    BeamConfig, depth=st.integers(1, 5), breadth=st.integers(1, 5), beam=st.none() | st.integers(1, 6),
+    level_power=st.sampled_from([0.0, 0.7, 4.0]), level_decay=st.sampled_from([1.0, 0.9, 0.5]),
+)  # fmt: skip
+
+
+def test_the_smallest_weight_is_a_normal_number() -> None:
+    """Guards against a weight that float32 rounds to 0: 0 times -inf is no score, and all paths would be equal."""
+    deepest = BeamConfig(depth=64, level_power=4, level_decay=0.5)
+    assert torch.tensor(Beam(deepest).weight(deepest.depth)) >= torch.finfo(torch.float32).tiny
+    for field, value in (("level_decay", 0.4), ("level_decay", 1.1), ("level_power", -0.1), ("level_power", 4.1)):
+        with pytest.raises(ValidationError, match=field):
+            BeamConfig.model_validate({field: value})
+
+
+@settings(max_examples=80, deadline=None)
+@given(config=BEAMS, budget=st.integers(1, 40), heat=st.sampled_from([0.0, 0.7]), seed=st.integers(0, 10_000))
+def test_the_best_of_all_levels_make_a_tree(config: BeamConfig, budget: int, heat: float, seed: int) -> None:
+    """Guards against weights that let a child outscore its parent, so that the best nodes are no tree; against scores
+    ranked without their weights, and a beam of another width."""
+    source = ToySource(blend(0, VOCAB, other=seed, sharpness=3))
+    request = draft_request([3, 1], budget, 9, seed, temperature=heat)
+    (tree,) = draft(GrowingProposer(source, Beam(config), 15), [request])
+    totals: dict[Path, float] = {(): 0.0}
+    for (_, path), answers in source.said.items():  # level by level
+        weight = (len(path) + 1) ** -config.level_power * config.level_decay ** len(path)
+        for token, score in answers.items():
+            totals[*path, token] = totals[path] + weight * score
+            assert totals[*path, token] <= totals[path]
+    paths = node_paths(tree)
+    assert len(set(paths)) == len(paths) == min(budget + 1, len(totals))
+    assert {path[:-1] for path in paths[1:]} <= set(paths)
+    left_out = [score for path, score in totals.items() if path not in paths]
+    assert min(totals[path] for path in paths) >= max(left_out, default=-torch.inf) - ROUNDING
+    expanded = Counter(len(path) for _, path in source.said)
+    width = config.beam or config.breadth
+    for depth in range(1, config.depth):
+        assert expanded[depth] == min(width, expanded[depth - 1] * config.breadth)
+        inside = [totals[path] for _, path in source.said if len(path) == depth]
+        outside = [score for path, score in totals.items() if len(path) == depth and (0, path) not in source.said]
+        assert min(inside) >= max(outside, default=-torch.inf) - ROUNDING

@@ -8,12 +8,10 @@ import torch
 
 from outpace.budget.costs import best_chain
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, BaseProposer, DraftRequest, NodeOutputs, Observation, Stream, Verdict
+from outpace.core.protocols import NO_TOKEN, BaseProposer, DraftRequest, NodeOutputs, Observation, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
-from outpace.testing.drafters import AdversaryDrafter
-from outpace.testing.lossless import assert_lossless
-from outpace.testing.toy import ToyTarget
+from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless, draft_request
 from outpace.trees.linear_form import LinearForm
 
 NOTHING = torch.empty(0)
@@ -32,8 +30,9 @@ class Fixed(BaseProposer):
         self.told += observations
 
 
-def request() -> DraftRequest:
-    return DraftRequest(Stream(SamplingParams(), 0, 0, [7, 1]), 8, 8)
+def drafted(form: LinearForm, state: Any) -> DraftTree:
+    (chain,) = form.propose([state], [draft_request([7, 1], 8, 8)])
+    return chain
 
 
 def heard(form: LinearForm, state: Any, tree: DraftTree, path: Sequence[int], next_token: int) -> None:
@@ -55,18 +54,14 @@ def test_the_chain_that_is_worth_most() -> None:
 
 def test_scores_are_probabilities_until_rounds_say_otherwise() -> None:
     """Guards against a drafter that is sure and wrong, whose tokens are drafted for ever."""
-    scores = torch.tensor([0.0, 0.9, 0.05, 0.81]).log()
-    scores[0] = 0.0
+    scores = torch.tensor([1.0, 0.9, 0.05, 0.81]).log()
     tree = DraftTree(torch.tensor([1, 2, 3, 4]), Topology.of([-1, 0, 0, 1]), scores=scores)
     form = LinearForm(Fixed(tree), 0.3)
     state = form.open(0)
-    (chain,) = form.propose([state], [request()])
-    assert chain.tokens.tolist() == [1, 2, 4]
+    assert drafted(form, state).tokens.tolist() == [1, 2, 4]
     for _ in range(12):
-        (chain,) = form.propose([state], [request()])
-        heard(form, state, chain, [0], 3)  # the sibling was right, which had no place
-    (chain,) = form.propose([state], [request()])
-    assert chain.tokens.tolist() == [1, 3]
+        heard(form, state, drafted(form, state), [0], 3)  # the sibling was right, which had no place
+    assert drafted(form, state).tokens.tolist() == [1, 3]
 
 
 def test_what_was_left_out_is_learned_as_well() -> None:
@@ -75,13 +70,12 @@ def test_what_was_left_out_is_learned_as_well() -> None:
     form = LinearForm(Fixed(tree), 0.3)
     state = form.open(0)
     for _ in range(20):
-        (chain,) = form.propose([state], [request()])
-        heard(form, state, chain, [0], 9)
-    assert len(form.propose([state], [request()])[0]) == 1
+        heard(form, state, drafted(form, state), [0], 9)
+    assert len(drafted(form, state)) == 1
     for _ in range(20):
-        (chain,) = form.propose([state], [request()])
+        chain = drafted(form, state)
         heard(form, state, chain, range(len(chain)), [2, 3, 9][len(chain) - 1])
-    assert len(form.propose([state], [request()])[0]) == 3
+    assert len(drafted(form, state)) == 3
 
 
 def test_the_base_is_told_of_the_chain_by_its_own_numbers() -> None:
@@ -90,11 +84,11 @@ def test_the_base_is_told_of_the_chain_by_its_own_numbers() -> None:
     form = LinearForm(base, 0.0)
     state = form.open(0)
     for _ in range(30):
-        (chain,) = form.propose([state], [request()])
+        chain = drafted(form, state)
         heard(form, state, chain, [0, 1] if chain.tokens.tolist()[1] == 3 else [0], 4 if len(chain) > 1 else 3)
-    assert base.told[0].tree.topology.is_chain
-    assert base.told[0].tree.numbers is not None
-    assert base.told[0].tree.numbers[0] == 0
+    for told in [observation.tree for observation in base.told]:
+        assert told.topology.is_chain
+        assert told.numbers == tuple(token - 1 for token in told.tokens.tolist()), "node n of the tree says n + 1"
 
 
 def test_who_is_opened_alone_follows_nobody() -> None:
@@ -102,21 +96,17 @@ def test_who_is_opened_alone_follows_nobody() -> None:
     form = LinearForm(Fixed(DraftTree.chain(torch.tensor([1, 2]))), 0.3)
     alone, shared = form.open(0, alone=True), form.open(1)
     for _ in range(20):
-        (chain,) = form.propose([shared], [request()])
-        heard(form, shared, chain, [0], 9)
-    assert len(form.propose([alone], [request()])[0]) == 2
-    assert len(form.propose([shared], [request()])[0]) == 1
+        heard(form, shared, drafted(form, shared), [0], 9)
+    assert (len(drafted(form, alone)), len(drafted(form, shared))) == (2, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_it_is_lossless_in_our_own_engine(temperature: float) -> None:
     """Guards against chains that are not what stands in the tree."""
-    prompts = [[1, 2, 3], [4, 5], [6]]
+
+    def method(sequences: list[list[int]]) -> LinearForm:
+        return LinearForm(AdversaryDrafter(8, sequences, truth=0.8), 0.1)
+
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(3)]
-    sessions = assert_lossless(
-        lambda: Engine(ToyTarget()),
-        lambda sequences: LinearForm(AdversaryDrafter(8, sequences, truth=0.8), 0.1),
-        prompts,
-        params,
-    )
+    sessions = assert_lossless(lambda: Engine(ToyTarget()), method, [[1, 2, 3], [4, 5], [6]], params)
     assert sum(session.metrics.accepted for session in sessions) > 10

@@ -63,12 +63,19 @@ TABLE = {80: "8+16+14+11+8+7+6+5+5", 52: "8+10+8+6+5+4+4+4+3", 36: "6+7+5+4+4+3+
 
 @pytest.mark.parametrize("nodes", TABLE)
 def test_the_first_nodes_have_the_papers_counts(nodes: int) -> None:
-    """Guards against stages that are not prefixes of one envelope, or not the paper's."""
+    """Guards against stages that are not prefixes of one envelope, or not the paper's, and against a balanced template:
+    the greedy chain goes deepest, low ranks keep width only (appendix A.1)."""
     paths = grafted_paths()[:nodes]
     depths = Counter(len(path) for path in paths)
     assert "+".join(str(depths[depth]) for depth in range(1, 10)) == TABLE[nodes]
     assert len(set(paths)) == nodes == sum(depths.values())
     assert all(0 <= rank < 8 for path in paths for rank in path)
+    below, children = Counter(path[0] for path in paths), Counter(path[0] for path in paths if len(path) == 2)
+    for counts in (below, children):
+        ordered = [counts[rank] for rank in range(8)]
+        assert ordered == sorted(ordered, reverse=True)
+        assert ordered[0] > ordered[1]
+    assert (0,) * 9 in paths
 
 
 def test_any_number_of_slots_takes_a_tree() -> None:
@@ -78,19 +85,6 @@ def test_any_number_of_slots_takes_a_tree() -> None:
         assert path[:-1] in seen
         assert not path[-1] or (*path[:-1], path[-1] - 1) in seen, "a rank before the one above it"
         seen.add(path)
-
-
-@pytest.mark.parametrize("nodes", TABLE)
-def test_higher_ranks_get_more_below_them(nodes: int) -> None:
-    """Guards against a balanced template: the greedy chain goes deepest, low ranks keep width only (appendix A.1)."""
-    paths = grafted_paths()[:nodes]
-    below = Counter(path[0] for path in paths)
-    children = Counter(path[0] for path in paths if len(path) == 2)
-    for counts in (below, children):
-        ordered = [counts[rank] for rank in range(8)]
-        assert ordered == sorted(ordered, reverse=True)
-        assert ordered[0] > ordered[1]
-    assert (0,) * 9 in paths
 
 
 def test_a_plan_gives_each_path_its_tokens() -> None:

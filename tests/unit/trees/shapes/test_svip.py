@@ -48,10 +48,9 @@ def draft(config: SvipConfig, distribution: dict[Path, list[float]], budget: int
 
 @pytest.mark.parametrize("doubt", [0, 3, 7])
 def test_the_chain_ends_behind_the_doubtful_token(doubt: int) -> None:
-    """Guards against a chain cut before the token in doubt, a root or a factor left out, and bits taken for nats:
-    sqrt(0.15 * 0.6) is 0.3."""
+    """Guards against a chain cut before the token in doubt, a root or a factor left out, and bits taken for nats."""
     entropies = [0.59] * 12
-    entropies[doubt] = 0.61
+    entropies[doubt] = 0.61  # sqrt(0.15 * 0.6) is 0.3
     tree = draft(SvipConfig(), distribution_of(entropies))
     assert tree.topology.is_chain
     assert len(tree) - 1 == tree.draft_passes == doubt + 1
@@ -72,11 +71,9 @@ def test_without_a_limit_on_doubt_it_is_the_chain(heat: float, seed: int) -> Non
     requests = [draft_request([seed, i], 3 + 5 * i, 9, i, temperature=heat) for i in range(3)]
     grown = GrowingProposer(source, Svip(SvipConfig(entropy_threshold=math.inf)), 40)
     chain = StaticProposer(source, Chain(), 40, torch.device("cpu"))
-    for got, want in zip(
-        grown.propose([grown.open(slot) for slot in range(len(requests))], requests),
-        chain.propose([chain.open(slot) for slot in range(len(requests))], requests),
-        strict=True,
-    ):
+    drafted = grown.propose([grown.open(slot) for slot in range(3)], requests)
+    expected = chain.propose([chain.open(slot) for slot in range(3)], requests)
+    for got, want in zip(drafted, expected, strict=True):
         assert got.tokens.tolist() == want.tokens.tolist()
         assert (got.topology, got.draft_passes) == (want.topology, want.draft_passes)
 
@@ -117,8 +114,7 @@ class Whole:
 @pytest.mark.parametrize("heat", [0.0, 0.8])
 @pytest.mark.parametrize("kind", [*KINDS, "draft-lm"])
 def test_sources_say_the_entropy_of_their_scores(kind: str, heat: float) -> None:
-    """Guards against a source that says none, one of a few candidates' instead of the whole distribution, or another
-    row's."""
+    """Guards against a source that says none, that of a few candidates instead of the whole law, or another row's."""
     target = tiny_target(tiny_config("llama"))
     source = Whole(DraftLM(early_exit(target, 2), VOCAB) if kind == "draft-lm" else source_of(kind, target))
     proposer = GrowingProposer(source, Svip(SvipConfig(entropy_threshold=math.inf)), 3)

@@ -79,8 +79,7 @@ def price_alone(acceptance: AcceptanceModel, features: Features) -> float:
 @settings(max_examples=80, deadline=None)
 @given(named=NAMED, seed=st.integers(0, 10_000))
 def test_prices_are_a_law_over_siblings_and_none(named: list[Features], seed: int) -> None:
-    """Guards against a candidate source that is not asked, or asked twice, and siblings that together are more than
-    certain."""
+    """Guards against a candidate source not asked, or asked twice, and siblings that together are more than certain."""
     prior = random_prior(seed)
     odds = [math.exp(prior[BIAS] + sum(prior[feature] for feature in features)) for features in named]
     prices = AcceptanceModel(prior).prices(named)
@@ -90,8 +89,7 @@ def test_prices_are_a_law_over_siblings_and_none(named: list[Features], seed: in
 
 @pytest.mark.parametrize("prior", PRIORS)
 def test_what_ships_is_in_its_senses(prior: str) -> None:
-    """Guards against tables of weights that are shifted, reversed or swapped: more that speaks for a token never makes
-    it less likely."""
+    """Guards against weights shifted, reversed or swapped: what speaks for a token never makes it less likely."""
     acceptance = AcceptanceModel(PRIORS[prior])
 
     def price(*features: int) -> float:

@@ -21,7 +21,8 @@ from outpace.trees.proposer import EmptyDraft
 from outpace.trees.union import proposer as module
 from outpace.trees.union.proposer import UnionProposer
 from tests.unit.engine.test_costs import known_costs
-from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes
+from tests.unit.trees.recorded import Told
+from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, made, outputs_of, toy_draft, wishes
 
 PRICED = replace(PLAN, most_priced=8)
 FREE, DEAR = PassTimes((5.0,) * 40), PassTimes(tuple(5.0 + 50.0 * n for n in range(40)))
@@ -66,8 +67,7 @@ def test_a_round_of_both_kinds() -> None:
 
 
 def test_slots_go_to_who_makes_most_of_them() -> None:
-    """Guards against a batch in which each request gets as many rows, whatever it expects of them: the taken ones are
-    the likeliest of all."""
+    """Guards against a batch in which each request gets as many rows, whatever it expects of them."""
     alone = trees_of(made(toy_draft(), PRICED), priced(FREE))
     some = PassTimes(tuple(5.0 + max(0, n - 9) * 50.0 for n in range(40)))  # nine rows for three requests
     together = trees_of(made(toy_draft(), PRICED), priced(some))
@@ -112,17 +112,16 @@ def test_who_gives_a_budget_gets_it() -> None:
 
 def test_a_draft_that_is_left_out_is_not_asked() -> None:
     """Guards against a draft whose time is spent although its tree is thrown away."""
-    watched = Watched(toy_draft())
-    union = made(watched, PRICED)
+    told = Told(toy_draft())
+    union = made(told, PRICED)
     states = [union.open(slot) for slot in range(len(PROMPTS))]
     for _ in range(60):
         union.propose(states, priced(DEAR, rate=10.0))
-    assert 0 < len(watched.asked) < 60 * len(PROMPTS) / 2
+    assert 0 < len(told.asked) < 60 * len(PROMPTS) / 2
 
 
 def test_a_draft_that_does_not_pay_ends_no_trees_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against retrieval that stops because the first rounds' drafts took long: behind 8,000 tokens a default of
-    1.47 tokens per step had 1.00."""
+    """Guards against retrieval that stops because the first rounds' drafts took long, as behind 8,000 tokens."""
     now = [0.0]
 
     def slow(*given: Any) -> list[DraftTree]:
@@ -142,15 +141,15 @@ def test_a_draft_that_does_not_pay_ends_no_trees_without_it(monkeypatch: pytest.
 
 def test_every_request_tries_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a draft that stays off for all later texts because it did not pay in one."""
-    watched = Watched(toy_draft())
-    union = made(watched, PRICED)
+    told = Told(toy_draft())
+    union = made(told, PRICED)
     monkeypatch.setattr(union._drafting, "is_used", lambda kinds, rate: False)
     monkeypatch.setattr(union, "_grows", lambda requests: True)  # by a clock, which a busy machine slows down
     for request in range(1, 4):
         states = [union.open(slot) for slot in range(len(PROMPTS))]
         for _ in range(12):
             union.propose(states, priced(FREE))
-        assert len(watched.asked) == request * 4 * len(PROMPTS)
+        assert len(told.asked) == request * 4 * len(PROMPTS)
 
 
 def test_promises_that_are_not_kept_count_less() -> None:
@@ -165,11 +164,9 @@ def test_promises_that_are_not_kept_count_less() -> None:
     for _ in range(60):
         state.learn(0)
     assert state.kept < 0.2
-    ((less,), (same,), (unpriced,)) = (
-        union._grow([state], priced(FREE)[:1]),
-        union._grow([fresh], priced(FREE)[:1]),
-        union._grow([state], wishes()[:1]),
-    )
+    (less,) = union._grow([state], priced(FREE)[:1])
+    (same,) = union._grow([fresh], priced(FREE)[:1])
+    (unpriced,) = union._grow([state], wishes()[:1])
     assert same.gains == pytest.approx(grown.gains)
     assert less.gains == pytest.approx([gain * state.kept for gain in grown.gains])
     assert unpriced.gains[: len(grown.gains)] == pytest.approx(grown.gains)
@@ -181,7 +178,7 @@ def test_promises_that_are_not_kept_count_less() -> None:
 
 def test_a_round_without_trees_asks_nobody() -> None:
     """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
-    base = Watched(toy_draft())
+    base = Told(toy_draft())
     union = made(base, PRICED)
     states = [union.open(slot) for slot in range(len(PROMPTS))]
     for _ in range(16):
@@ -190,7 +187,7 @@ def test_a_round_without_trees_asks_nobody() -> None:
     trees = union.propose(states, priced(DEAR))
     assert len(base.asked) == asked
     assert [tree.tokens.tolist() for tree in trees] == [ids[-1:] for ids in PROMPTS]
-    told = len(base.told)
     union.observe(states, [Observation(tree, Verdict((0,), 1), outputs_of(1)) for tree in trees])
-    assert len(base.told) == told + len(PROMPTS)
+    name, (told, _) = base.heard[-1]
+    assert (name, len(told)) == ("observe", len(PROMPTS))
     assert all(len(tree) == 11 for tree in union.propose(states, wishes())), "a budget asks for trees"

@@ -6,26 +6,24 @@ import pytest
 import torch
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import PromptChunk
-from outpace.drafters.build_context import BuildContext
+from outpace.core.protocols import PromptChunk, Proposer
 from outpace.engine.engine import Engine
+from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.stores import matrix_of
-from outpace.testing import ToyTarget, decode
-from outpace.testing.toy import draft_request, no_draft_model
+from outpace.testing import ToyTarget, decode, draft_request, toy_context
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, ranked
 from outpace.trees.union.growth import Growth, GrowthRequest
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
-from tests.unit.drafters.source.learned import proposer_of, source_of
-from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
-from tests.unit.trees.retrieval.test_samd import Trees
+from tests.unit.models.tiny import VOCAB
+from tests.unit.trees.recorded import trees_in_company
 
 CPU = torch.device("cpu")
-AROUND = BuildContext(12, CPU, no_draft_model)
+AROUND = toy_context(12)
 
 
 class Moody(AcceptanceModel):
@@ -45,30 +43,21 @@ class Moody(AcceptanceModel):
 def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str, temperature: float) -> None:
     """Guards against features or rows of a net that go astray where retrieval stands in for it: its own trees must be
     those that it drafts after the same ids when it drafts alone."""
-    target = tiny_target(tiny_config("llama"))
+
+    def join(drafter: Proposer, plain: Sequence[Session]) -> UnionProposer:
+        matrix = TransitionMatrix(VOCAB, CPU)
+        for session in plain:
+            right = torch.tensor(session.ids)
+            rows = (right[1:, None] + torch.arange(8)) % VOCAB  # what comes next, and seven others
+            matrix.update(right[:-1], rows)
+        learner, plan = MatrixLearner(matrix, private=True), UnionPlan(10, 0.0, 1.0)
+        return UnionProposer(drafter, learner, Moody(), Moody(), plan, 10, CPU)
+
     prompts = [[5, 6, 7, 8, 9, 10], [20, 21]]
-    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2)]
-    plain = decode(Engine(target), prompts, params, [EmptyDraft()] * 2)
-    alone, joined = (Trees(proposer_of("beam", source_of(kind, target))) for _ in range(2))
-    decode(Engine(target), prompts, params, [alone] * 2)
-    ids = [session.ids for session in plain]
-    matrix = TransitionMatrix(VOCAB, CPU)
-    for answer in ids:
-        right = torch.tensor(answer)
-        rows = (right[1:, None] + torch.arange(8)) % VOCAB  # what comes next, and seven others
-        matrix.update(right[:-1], rows)
-    union = UnionProposer(
-        joined, MatrixLearner(matrix, private=True), Moody(), Moody(), UnionPlan(10, 0.0, 1.0), 10, CPU
-    )
-    sessions = decode(Engine(target), prompts, params, [union] * 2)
-    assert [session.ids for session in sessions] == ids
+    trees, common, sessions = trees_in_company(kind, temperature, prompts, join)
     rounds = sum(session.metrics.steps for session in sessions)
-    assert 4 < len(joined.trees) < rounds - 2, "it is asked in some rounds and not in others"
-    assert sum(session.metrics.accepted for session in sessions) > 8
-    common = joined.trees.keys() & alone.trees.keys()
+    assert 4 < len(trees) < rounds - 2, "it is asked in some rounds and not in others"
     assert len(common) > 4
-    for path in common:
-        assert joined.trees[path] == alone.trees[path]
 
 
 def test_without_a_draft_nothing_trained_is_needed() -> None:
@@ -81,9 +70,8 @@ def test_without_a_draft_nothing_trained_is_needed() -> None:
     assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
     assert matrix_of(proposer) is None
     assert build_proposer(parse_method("outpace:draft=none"), AROUND).budget == 15
-    (session,) = decode(
-        Engine(ToyTarget(12, sharpness=4.0)), [[4, 6, 4, 6, 4, 6, 4]], [SamplingParams(max_new_tokens=20)], [proposer]
-    )
+    engine, params = Engine(ToyTarget(12, sharpness=4.0)), SamplingParams(max_new_tokens=20)
+    (session,) = decode(engine, [[4, 6, 4, 6, 4, 6, 4]], [params], [proposer])
     assert session.metrics.retrieved == session.metrics.drafted > 0 == session.metrics.draft_passes
 
 
