@@ -32,11 +32,8 @@ def ship(root: Path) -> Path:
     pulled, folder = root / "home" / "models" / "tiny", root / "drafters" / "tiny"
     save_tiny_model(pulled, eos_token_id=None, max_position_embeddings=2048)
     (pulled / "outpace.json").write_text("{}")
-    write_net(
-        random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=264))),
-        folder / "eagle3",
-        "midlayer",
-    )
+    eagle = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=264)))
+    write_net(eagle, folder / "eagle3", "midlayer")
     write_net(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash")
     write_net(random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))), folder / "domino", "sglang")
     save_tiny_model(folder / "draft-lm", num_hidden_layers=1, max_position_embeddings=2048)

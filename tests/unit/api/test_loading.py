@@ -73,12 +73,6 @@ def test_work_is_counted_to_its_end(family: str, tmp_path: Path, monkeypatch: py
     assert done["packing weights"] == totals["packing weights"]
 
 
-def test_a_bad_switch_is_refused(folder: str) -> None:
-    """Guards against a word such as "no", which would be true."""
-    with pytest.raises(outpace.InvalidRequest, match="progress='no': must be True or False"):
-        load(folder, progress="no")  # type: ignore[arg-type]
-
-
 def warned(folder: str, times: int = 2) -> list[warnings.WarningMessage]:
     """The warnings of loads in a process that has not warned yet."""
     compiled.warn_without_kernels.cache_clear()

@@ -49,19 +49,6 @@ def test_words_are_spelled_with_and_without_a_space(model: outpace.Model) -> Non
     assert tuple(encode(" ")) not in model.codec.encode_word("\n")
 
 
-def test_options_are_refused_by_name(model: outpace.Model) -> None:
-    """Guards against a bad option that is served, and one that leaves a request behind in the queue."""
-    for options, complaint in (
-        ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000 is outside the vocabulary"),
-        ({"bad_words": ["ok", ""]}, "every bad word must be a non-empty string"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids=.*not supported"),
-    ):
-        for call in (model.generate, model.stream):
-            with pytest.raises(InvalidRequest, match=complaint):
-                call("x", **options)
-    assert model.engine.is_idle
-
-
 def test_the_certificate_holds_under_penalties(model: outpace.Model) -> None:
     """Guards against a certificate that cannot serve options, or calls them bugs."""
     params = SamplingParams.from_options(max_new_tokens=16, temperature=0.8, seed=1, **PENALTIES)

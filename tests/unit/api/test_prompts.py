@@ -33,8 +33,7 @@ def rendered(model: outpace.Model, messages: list[dict[str, str]], **options: An
 
 
 def test_what_a_tokenizer_returns_is_its_ids(model: outpace.Model) -> None:
-    """Guards against transformers 5's mapping, whose keys were answered as two texts, "input_ids" and
-    "attention_mask"."""
+    """Guards against the mapping of transformers 5, whose keys "input_ids" and so on were answered as texts."""
     wanted = model.generate(CHAT, max_new_tokens=3)
     encoding = rendered(model, CHAT)
     for given in (encoding, dict(encoding), encoding["input_ids"], MappingProxyType(dict(encoding))):
@@ -99,7 +98,7 @@ def test_ids_of_numpy_and_torch_are_ids(model: outpace.Model) -> None:
         (None, "prompt=None, a NoneType"),
         (b"abc", "bytes are neither text nor ids; decode them"),
         ([b"abc"], "prompt of type bytes"),
-        ({1, 2}, "a set"),
+        ({1, 2}, "a set: give text"),
         (Path("x"), "a PosixPath|a WindowsPath"),
         ({"text": "x"}, "must be a dict with 'role' and 'content'"),
         ({"role": "user", "content": None}, "content=None: must be text"),
@@ -121,13 +120,13 @@ def test_what_is_no_prompt_is_refused_with_a_remedy(model: outpace.Model, prompt
 
 
 def test_paths_and_torchs_own_words(folder: Path) -> None:
-    """Guards against a path, a dtype of torch's or a device that `load` calls wrong."""
+    """Guards against a path, a dtype of torch's or a device called wrong, and a word like "no", which would be true."""
     model = outpace.load(folder, "linear", drafter=folder, dtype=torch.float32, device=torch.device("cpu"))
     assert (model.name, model.drafter) == (str(folder), str(folder))
     assert str(model.target.dtype) == "torch.float32"
     with pytest.raises(InvalidRequest, match=r"params=.*is a dict; give outpace\.SamplingParams"):
         model.generate("x", {"temperature": 1.0})  # type: ignore[call-overload]
-    for flag in ("exact", "profile", "enable_prefix_caching"):
+    for flag in ("exact", "profile", "enable_prefix_caching", "progress"):
         with pytest.raises(InvalidRequest, match=f"{flag}='no': must be True or False"):
             outpace.load(folder, **{flag: "no"})  # type: ignore[arg-type]
     for name in ("~nobody-of-this-name/x", "x" * 5000, "a\0b"):

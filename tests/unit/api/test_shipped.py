@@ -1,11 +1,12 @@
-"""Drafters that ship with the project: by name, by default, one per kind of method, with their vocabulary."""
+"""Drafters that ship with the project: by name, by default, one per kind of method, with their vocabulary; and the
+packages that hold them."""
 
 import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from shutil import copytree, rmtree
+from shutil import copyfile, copytree, rmtree
 
 import pytest
 import torch
@@ -35,9 +36,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("root")
-    ship(root)
-    return root
+    return ship(tmp_path_factory.mktemp("root")).parent
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +91,7 @@ def test_a_drafter_is_named_as_its_target_and_kind(drafters: Path) -> None:
 
 
 def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None:
-    """Guards against transitions that ship and are left aside, ones that papers' methods begin with unasked, and ones
-    of other weights."""
+    """Guards against transitions that are left aside, that papers' methods begin with unasked, and of other weights."""
     matrix = TransitionMatrix(264, torch.device("cpu"), context=2)
     matrix.update(torch.tensor([5, 6]), torch.arange(16).view(2, 8), torch.tensor([4, 5]))
     file = drafters / "transitions" / "transitions.safetensors"
@@ -106,13 +104,8 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
         assert shipped_for("tiny").transitions == file
         assert tuple(shipped_for("tiny").drafters) == KINDS
         model = load("tiny")
-        begun = (
-            "outpace:draft=none",
-            "outpace:draft=domino",
-            "outpace:draft=dflash,warm=shipped",
-            "recycle:warm=shipped",
-            "graft:warm=shipped",
-        )
+        begun = ["outpace:draft=none", "outpace:draft=domino", "outpace:draft=dflash,warm=shipped"]
+        begun += ["recycle:warm=shipped", "graft:warm=shipped"]
         for method in (*begun, "outpace:draft=domino,warm=none", "recycle", "recycle:warm=none", "graft"):
             learned = matrix_of(model.proposer(method))
             assert learned is not None
@@ -159,10 +152,8 @@ def test_every_copy_of_a_model_finds_its_drafters(drafters: Path, tmp_path: Path
     assert tuple(shipped_for(str(pulled)).drafters) == KINDS
     copy = save_tiny_model(tmp_path / "Tiny_16 bit", eos_token_id=None, max_position_embeddings=2048)
     model = load(str(copy))
-    assert (model.drafters.shipment.target, model.method) == (
-        "tiny",
-        "outpace:draft=none" if loaded_kernels() else "outpace:draft=domino",
-    )
+    best = "outpace:draft=none" if loaded_kernels() else "outpace:draft=domino"
+    assert (model.drafters.shipment.target, model.method) == ("tiny", best)
     assert len(drafted(model, "domino"))
     named = copytree(copy, tmp_path / "other")
     assert shipped_for(str(named)) == Shipment()
@@ -176,8 +167,7 @@ def test_every_copy_of_a_model_finds_its_drafters(drafters: Path, tmp_path: Path
 def test_a_gguf_file_finds_its_drafters_by_its_metadata(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a file that has to keep its name, drafters for a model with other tokens, and padding ids that
-    count as tokens."""
+    """Guards against a file that must keep its name, drafters for a model of other tokens, and padding that counts."""
     file = write_tiny_gguf(tmp_path / "renamed.gguf", "Tiny Instruct")
     describe(tmp_path / "drafters" / "tiny", file)
     install(monkeypatch, root, tmp_path / "drafters")
@@ -231,8 +221,7 @@ def test_the_best_method_that_ships_is_the_default(
 def test_kernels_have_a_default_of_their_own(
     stated: str | None, method: str, root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a drafter that ships and is left aside with compiled kernels, or against the method that was
-    measured as faster there."""
+    """Guards against a shipped drafter left aside with compiled kernels, or the method measured as faster there."""
     copytree(drafters, tmp_path / "drafters" / "tiny")
     describe(tmp_path / "drafters" / "tiny", root / "home" / "models" / "tiny", default_method=stated)
     install(monkeypatch, root, tmp_path / "drafters")
@@ -297,13 +286,9 @@ def test_a_wheel_holds_them_and_a_source_tree_finds_them(
     monkeypatch.undo()
     assert shipped_folder() == ROOT / "drafters"
     assert all((folder / "model.safetensors").is_file() for folder in shipped().values())
-    for name in ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        source, copy = ROOT / name, tmp_path / "project" / name
-        if source.is_dir():
-            copytree(source, copy)
-        else:
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_bytes(source.read_bytes())
+    copytree(ROOT / "src", tmp_path / "project" / "src")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        copyfile(ROOT / name, tmp_path / "project" / name)
     target = tmp_path / "project" / "drafters" / "smollm2-135m"
     copytree(drafters / "dflash", target / "dflash")
     (target / TARGET).write_bytes((drafters / TARGET).read_bytes())
@@ -317,3 +302,37 @@ def test_a_wheel_holds_them_and_a_source_tree_finds_them(
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "OUTPACE_HOME": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", ask], env=environment, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == str(("smollm2-135m/dflash", shipped_there / "dflash"))
+
+
+def test_packages_hold_no_large_drafter(tmp_path: Path) -> None:
+    """Guards against a wheel of 160 MB, one without the playground or without the drafters and transitions that
+    `shipped_folder` finds, and one with sources that an earlier build left: names of compiled kernels stand for all
+    that there are, so that none would be found."""
+    large = "qwen2.5-coder-1.5b"
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        copyfile(ROOT / name, tmp_path / name)
+    for name in ("src", "drafters"):
+        # Empty files, for lists depend on names alone.
+        copytree(ROOT / name, tmp_path / name, copy_function=lambda source, copied: Path(copied).touch())
+    for name in ("lattice/config.json", "lattice/model.safetensors", "transitions/transitions.safetensors"):
+        file = tmp_path / "drafters" / large / name
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    stale = tmp_path / "built" / "outpace" / "kernels" / "cpp" / "deleted.h"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", ".", "build_py", "--build-lib", "built"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert not stale.exists()
+    assert (tmp_path / "built" / "outpace" / "serve" / "playground" / "index.html").exists()
+    shipped = tmp_path / "built" / "outpace" / "shipped"
+    wheel = {str(path.relative_to(shipped)) for path in shipped.rglob("*") if path.is_file()}
+    listed = (tmp_path / "outpace.egg-info" / "SOURCES.txt").read_text().splitlines()
+    archive = {name.removeprefix("drafters/") for name in listed if name.startswith("drafters/")}
+    here = (path.relative_to(ROOT / "drafters") for path in (ROOT / "drafters").rglob("*") if path.is_file())
+    drafters = {str(path) for path in here if path.parts[0] == "smollm2-135m"}
+    assert len(drafters) > 20
+    assert wheel == archive
+    small = {f"{large}/target.json", f"{large}/transitions/transitions.safetensors"}
+    assert {name for name in wheel if name.startswith(large)} == small
+    assert wheel >= drafters | {"README.md"}

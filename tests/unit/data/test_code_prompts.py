@@ -19,22 +19,17 @@ def items() -> tuple[WorkItem, ...]:
     return read_workloads([str(PATH)])
 
 
-def test_prompts_are_valid_and_different(items: tuple[WorkItem, ...]) -> None:
-    """Guards against answers joined to the wrong prompt, and against prompts that are asked twice."""
+def test_prompts_are_valid_different_and_short(items: tuple[WorkItem, ...]) -> None:
+    """Guards against answers joined to the wrong prompt, prompts that are asked twice, ones that cost more to read than
+    their answers, and a file that bloats the checkout."""
     assert 4000 <= len(items) <= 5000
-    assert len({item.id for item in items}) == len(items)
-    assert len({item.turns[0] for item in items}) == len(items)
+    assert len({item.id for item in items}) == len({item.turns[0] for item in items}) == len(items)
     assert {(item.dataset, len(item.turns), item.raw) for item in items} == {("code", 1, False)}
     rows = [json.loads(line) for line in PATH.read_text().splitlines()]
     assert all(row.keys() == {"id", "dataset", "turns"} for row in rows)
     assert all(item.turns[0].strip() == item.turns[0] and item.turns[0].isascii() for item in items)
-
-
-def test_prompts_are_short(items: tuple[WorkItem, ...]) -> None:
-    """Guards against prompts that cost more to read than their answers, and a file that bloats the checkout."""
     lengths = [len(item.turns[0]) for item in items]
-    assert max(lengths) <= 1200
-    assert min(lengths) >= 40
+    assert 40 <= min(lengths) < max(lengths) <= 1200
     assert 250 <= median(lengths) <= 500
     assert PATH.stat().st_size < 2_500_000
 

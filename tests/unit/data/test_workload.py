@@ -43,12 +43,15 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, complaint: str) ->
         read_workload(_write(tmp_path, '{"turns": ["fine"]}', line))
 
 
-def test_missing_and_empty_files(tmp_path: Path) -> None:
-    """Guards against an empty run that reports success."""
+def test_files_without_prompts(tmp_path: Path) -> None:
+    """Guards against an empty run that reports success, and a traceback for a compressed or binary file."""
     with pytest.raises(InvalidRequest, match="no such file"):
         read_workload(str(tmp_path / "nothing.jsonl"))
     with pytest.raises(InvalidRequest, match="no prompts"):
         read_workload(_write(tmp_path, "", " "))
+    (tmp_path / "prompts.jsonl.gz").write_bytes(b"\x1f\x8b\x08\xff\xfe")
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        read_workload(str(tmp_path / "prompts.jsonl.gz"))
 
 
 def test_prompts_of_later_turns_hold_the_answers() -> None:
@@ -70,18 +73,8 @@ def test_the_built_in_prompts_are_a_workload() -> None:
 def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     """Guards against prompts cut at the separators that Python's splitlines knows and JSON allows in a string."""
     said = "one\u2028two\x85three"
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"turns": [said]}, ensure_ascii=False) + "\r\n\n")
-    (item,) = read_workload(str(file))
-    assert item.turns == ("one\u2028two\x85three",)
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    """Guards against a traceback for a compressed or binary file."""
-    file = tmp_path / "prompts.jsonl.gz"
-    file.write_bytes(b"\x1f\x8b\x08\xff\xfe")
-    with pytest.raises(InvalidRequest, match="UTF-8"):
-        read_workload(str(file))
+    (item,) = read_workload(_write(tmp_path, json.dumps({"turns": [said]}, ensure_ascii=False) + "\r", "", ""))
+    assert item.turns == (said,)
 
 
 def test_a_race_over_nothing_is_refused() -> None:

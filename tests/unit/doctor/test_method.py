@@ -21,16 +21,8 @@ from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
 PHASES_MS = {"draft_ms": 1.0, "forward_ms": 8.0, "verify_ms": 0.4, "commit_ms": 0.2, "observe_ms": 0.2}
 PLAIN = dict.fromkeys(PHASES_MS, 0.0) | {"forward_ms": 7.5, "round_ms": 8.0, "tokens_per_step": 1.0, "rounds": 100}
-DRAFTED: dict[str, Any] = {
-    **PHASES_MS,
-    "round_ms": 10.0,
-    "tokens_per_step": 2.0,
-    "rounds": 100,
-    "drafted_per_step": 9.0,
-    "accepted_per_step": 1.0,
-    "own_accepted": 1.0,
-    "by_position": [0.7, 0.2, 0.1],
-}
+DRAFTED: dict[str, Any] = PHASES_MS | {"round_ms": 10.0, "tokens_per_step": 2.0, "rounds": 100, "own_accepted": 1.0}
+DRAFTED |= {"drafted_per_step": 9.0, "accepted_per_step": 1.0, "by_position": [0.7, 0.2, 0.1]}
 RACE = Comparison("domino", 3, 0, PLAIN, DRAFTED)
 FITS = DrafterFacts("DominoNet-0", (1, 2), 512, "m", 256, "m", "abc", "abc")
 
@@ -50,15 +42,11 @@ def random_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def by_name(found: list[Finding]) -> dict[str, Finding]:
-    return {one.name: one for one in found}
-
-
 @pytest.mark.timeout(120)
 def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> None:
     """Guards against a drafter of another model, whose drafts are next to never right."""
     model = outpace.load(str(target), "domino", drafter=str(random_drafter), dtype="float32", device="cpu")
-    found = by_name(list(examine_method(model, "builtin:1", tokens=32)))
+    found = {one.name: one for one in examine_method(model, "builtin:1", tokens=32)}
     assert found["method"].measured == "domino, named"
     assert list(found) == ["method", "plain round", "answers", "acceptance", "drafting", "gain", "drafter"]
     assert found["answers"].is_fine
@@ -143,9 +131,8 @@ def test_verdicts_on_figures(found: Finding, measured: str, remedy: str) -> None
     assert measured in found.measured
     assert remedy in found.remedy
     assert found.is_fine is (not remedy)
-    assert "outpace:draft=none" not in method.drafting(drafted(draft_ms=3.0), False).remedy, (
-        "it may be the examined one"
-    )
+    named = method.drafting(drafted(draft_ms=3.0), False).remedy
+    assert "outpace:draft=none" not in named, "it may be the examined one"
 
 
 @pytest.mark.parametrize(

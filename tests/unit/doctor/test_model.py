@@ -127,19 +127,15 @@ def test_a_model_held_to_avx2(asked: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert said.remedy.startswith("use --dtype auto" if asked == "float16" else "unset ONEDNN_MAX_CPU_ISA")
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_how_exact_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against rounding without what makes it rarer, and without the command that tells ties from bugs."""
+    """Guards against rounding without what makes it rarer, or the command that tells ties from bugs."""
     assert doctor.exactness(Exactness("bitwise", "all alike (bfloat16)"), "cpu").is_fine
     monkeypatch.delenv("MKL_CBWR", raising=False)
     on_gpu = doctor.exactness(Exactness("rounding", "kernels of a GPU (bfloat16)"), "cuda")
     assert "--dtype float32" in on_gpu.remedy
     assert "`outpace verify`" in on_gpu.remedy
+    rounding = Exactness("rounding", "a product (float32)")
+    assert doctor.exactness(rounding, "cpu").remedy.startswith("see 'kernels'")
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert doctor.exactness(Exactness("rounding", "a product (float32)"), "cpu").remedy.startswith("unset MKL_CBWR")
-
-
-def test_rounding_without_kernels(without_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against rounding that kernels would take away."""
-    monkeypatch.delenv("MKL_CBWR", raising=False)
-    said = doctor.exactness(Exactness("rounding", "a product (float32)"), "cpu")
-    assert said.remedy.startswith("see 'kernels'")
+    assert doctor.exactness(rounding, "cpu").remedy.startswith("unset MKL_CBWR")

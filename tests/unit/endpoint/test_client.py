@@ -14,7 +14,8 @@ from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.endpoint.fake import Reply, event, serving, streamed
 
 PATH = "chat/completions"
-STREAM = {"Content-Type": "text/event-stream"}
+STREAM, PAGE_OF_TEXT = {"Content-Type": "text/event-stream"}, {"Content-Type": "text/html"}
+HALF = streamed(["He"]).pieces[:2]
 
 
 def _ask(url: str, **options: Any) -> str:
@@ -44,36 +45,20 @@ def test_thoughts_are_text_too() -> None:
 @pytest.mark.parametrize(
     ("reply", "kind", "said"),
     [
-        (
-            Reply([{"error": {"message": "Bad key"}}], 401),
-            ModelError,
-            "wants an API key: HTTP 401: Bad key; give --api",
-        ),
+        (Reply([{"error": {"message": "Bad key"}}], 401), ModelError, "wants an API key: HTTP 401: Bad key; give --a"),
         (Reply([{"detail": "Not Found"}], 404), ModelError, r"HTTP 404: Not Found; is this the base .*have this model"),
         (Reply([{"error": {"message": "No 'x'", "param": "x"}}], 400), InvalidRequest, "^HTTP 400: No 'x'$"),
         (Reply([{"error": {"message": "broken"}}], 500), ModelError, "HTTP 500: broken"),
         (Reply([b"half an err"], 500, breaks_off=True), ModelError, "HTTP 500$"),
-        (
-            Reply([b"<html>hello</html>"], headers={"Content-Type": "text/html"}),
-            ModelError,
-            "no OpenAI.*text/html.*hello",
-        ),
+        (Reply([b"<html>hello</html>"], headers=PAGE_OF_TEXT), ModelError, "no OpenAI.*text/html.*hello"),
         (Reply([{"choices": []}]), ModelError, "no OpenAI-compatible stream, but application/json"),
         (Reply([event("nonsense")], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*nonsense"),
         (Reply([event(["a list"])], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*a list"),
         (Reply([event({"error": {"message": "out of memory"}})], headers=STREAM), ModelError, "out of memory"),
         (streamed(["He", "llo"], breaks_off=True), None, ""),
-        (
-            Reply(streamed(["He"]).pieces[:2], headers=STREAM, breaks_off=True),
-            ModelError,
-            "broke off after 2 characters",
-        ),
+        (Reply(HALF, headers=STREAM, breaks_off=True), ModelError, "broke off after 2 characters"),
         (Reply([b"data: \xff\n\n"], headers=STREAM), ModelError, "broke off after 0"),
-        (
-            Reply(streamed(["He"]).pieces[:2], headers=STREAM),
-            ModelError,
-            "after 2 characters: it ended without a finish",
-        ),
+        (Reply(HALF, headers=STREAM), ModelError, "after 2 characters: it ended without a finish"),
     ],
 )
 def test_what_a_server_does_wrong_is_one_line(reply: Reply, kind: type[Exception] | None, said: str) -> None:
@@ -129,17 +114,13 @@ def test_the_base_may_be_the_host_alone() -> None:
 
 
 def test_the_key_is_sent_and_no_message_says_it() -> None:
-    """Guards against a key that is not sent, or that stands in a log."""
+    """Guards against a key that is not sent or stands in a log, and a traceback of the HTTP library for its letters."""
     no = Reply([{"error": {"message": "no"}}], 403)
     with serving(lambda path, body: no) as seen, pytest.raises(ModelError, match="refuses the API key") as raised:
         _ask(seen.url, api_key="secret-1 secret-2")
     assert seen.keys == ["Bearer secret-1"]
     assert "HTTP 403: no" in str(raised.value)
     assert "secret-1" not in str(raised.value)
-
-
-def test_a_key_that_cannot_be_sent() -> None:
-    """Guards against a traceback of the HTTP library for a key of other letters."""
     with pytest.raises(InvalidRequest, match="api_key: has characters other than ASCII"):
         Endpoint("http://host:8000", "ключ")
 
@@ -185,16 +166,9 @@ def test_fields_at_their_defaults_are_not_sent() -> None:
     assert sampling_fields(SamplingParams(9)) == {"max_tokens": 9, "temperature": 0.0}
     params = SamplingParams(9, 0.5, 3, 0.9, 0.1, 7, stop=("x",), presence_penalty=1.0, ignore_eos=True)
     assert sampling_fields(params) == {
-        "max_tokens": 9,
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "seed": 7,
-        "stop": ("x",),
-        "presence_penalty": 1.0,
-        "ignore_eos": True,
-    }
+        "max_tokens": 9, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "stop": ("x",),
+        "presence_penalty": 1.0, "ignore_eos": True,
+    }  # fmt: skip
 
 
 PAGE = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.

@@ -1,18 +1,18 @@
 """What the engine's tests share: a detokenizer of one character per token, answers known beforehand, broken parts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Proposer
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.testing import OracleDrafter, ToyTarget, decode, toy_context
+from outpace.testing import ToyTarget, decode, toy_context
 from outpace.trees.proposer import EmptyDraft
 
 VOCAB = 60
@@ -67,16 +67,16 @@ class PoisonedTarget(ToyTarget):
         return logits
 
 
-class GreedyProposer(OracleDrafter):
-    """Proposes a given tree whatever was asked for."""
+def failing(**methods: type[BaseException]) -> Any:
+    """An empty draft, these methods of which fail, each by its kind of exception."""
+    made: Any = EmptyDraft()
+    for name, kind in methods.items():
+        setattr(made, name, partial(_fail, kind))
+    return made
 
-    def __init__(self, parents: Sequence[int]) -> None:
-        super().__init__([])
-        self._topology = Topology.of(parents)
 
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        drafts = [0] * (len(self._topology) - 1)
-        return [DraftTree(torch.tensor([request.ids[-1], *drafts]), self._topology) for request in requests]
+def _fail(kind: type[BaseException], *arguments: Any) -> None:
+    raise kind("planted")
 
 
 def heard(proposer: Any, hear: Callable[[DraftRequest, DraftTree], object]) -> Any:

@@ -1,15 +1,16 @@
 """What passes cost: measured, kept, learned."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outpace.budget.costs import ROWS, PassCosts
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Needs, Target
+from outpace.core.protocols import DraftRequest, Needs, Target
 from outpace.core.tree import DraftTree
 from outpace.engine import pricing as module
 from outpace.engine.engine import Engine
@@ -22,34 +23,44 @@ def known_costs(
     tmp_path: Path,
     context_ms: tuple[float, float] = (0.0, 0.0),
     ms: Callable[[int], float] = lambda rows: 10.0 + rows,
-    kind: type[PassCosts] = PassCosts,
 ) -> PassCosts:
     """Costs read from a file, whose times are those that `ms` says of numbers of rows."""
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({"rows": ROWS, "ms": [ms(rows) for rows in ROWS], "context_ms": context_ms}))
-    return kind(file)
+    return PassCosts(file)
 
 
 class Asking(EmptyDraft):
-    """An empty draft that asks for prices."""
+    """An empty draft that asks for prices and writes down the requests of each round."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs = Needs(prices=4)
+        self.needs, self.asked = Needs(prices=4), list[Sequence[DraftRequest]]()
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        self.asked.append(requests)
+        return super().propose(states, requests)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], float]) -> list[int]:
+    """Rows of all passes that are timed from now on, in order. What `seconds` says of them and of how many passes had
+    as many rows so far, this one included, is the time of each."""
+    passes: list[int] = []
+
+    def run_pass(target: Target, slot: int, tree: DraftTree) -> float:
+        passes.append(len(tree))
+        return seconds(len(tree), passes.count(len(tree)))
+
+    monkeypatch.setattr(module, "_seconds", run_pass)
+    return passes
 
 
 def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against times that are measured again by every process, a first pass that counts though memory is found
     for it, and one slow pass that makes rows dear for good."""
-    measured: list[int] = []
     clock = iter([99.0, *(0.001 * rows for rows in ROWS), *(0.5 if rows == 8 else 0.001 * rows for rows in ROWS)])
     monkeypatch.setattr(module, "_REPEATS", 2)
-
-    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
-        measured.append(len(tree))
-        return next(clock)
-
-    monkeypatch.setattr(module, "_seconds", seconds)
+    measured = timed(monkeypatch, lambda rows, count: next(clock))
     costs = PassCosts(tmp_path / "folder" / "costs.json")
     assert not costs.is_known
     measure(costs, ToyTarget(12), 0, 3)
@@ -64,34 +75,25 @@ def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_sizes_are_measured_again_until_two_times_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against times of passes during which another program began, which were kept for good: of 1.5 billion
     parameters 4 rows seemed to take 94 ms, and take 52."""
-    tries: dict[int, int] = {}
 
-    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
-        tries[len(tree)] = tries.get(len(tree), 0) + 1
-        return (0.002 if tries[len(tree)] < 2 + (len(tree) == ROWS[-1]) and len(tree) >= 4 else 0.001) * len(tree)
+    def seconds(rows: int, count: int) -> float:
+        is_slow = rows >= 4 and count < 2 + (rows == ROWS[-1])  # the first pass finds memory
+        return (0.002 if is_slow else 0.001) * rows
 
-    monkeypatch.setattr(module, "_seconds", seconds)
-    costs = PassCosts()
+    passes, costs = timed(monkeypatch, seconds), PassCosts()
     measure(costs, ToyTarget(12), 0, 3)
     assert costs.times(1, 10, 7).ms[7] == pytest.approx(8)
-    assert max(tries.values()) <= 4  # and the first pass, which finds memory
+    assert max(map(passes.count, ROWS)) <= 4
 
 
 def test_a_large_model_s_passes_of_few_rows_are_timed_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a few layers that make 8 rows 15 % dearer than they are, estimates of many rows on another scale
     than the times of few, and a first answer that waits for passes of 64 rows."""
-    timed: set[int] = set()
-    target = ToyTarget(12)
+    target, costs = ToyTarget(12), PassCosts()
     target.estimated_times = lambda rows: [3.0 * count for count in rows]  # type: ignore[attr-defined]
-
-    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
-        timed.add(len(tree))
-        return 0.001 * len(tree)
-
-    monkeypatch.setattr(module, "_seconds", seconds)
-    costs = PassCosts()
+    passes = timed(monkeypatch, lambda rows, count: 0.001 * rows)
     measure(costs, target, 0, 3)
-    assert timed == {rows for rows in ROWS if rows <= 16}
+    assert set(passes) == {rows for rows in ROWS if rows <= 16}
     assert costs.times(1, 10, 63).ms == pytest.approx(range(1, 65))
 
 
@@ -100,30 +102,16 @@ def test_sizes_that_never_agree_are_not_timed_for_long(
     pass_seconds: float, sweeps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a first answer that waits for many sweeps, and a single sweep that one slow moment decides."""
-    made: list[int] = []
-
-    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
-        made.append(len(tree))
-        return pass_seconds * 1.2 ** made.count(1)
-
-    monkeypatch.setattr(module, "_seconds", seconds)
+    passes: list[int] = timed(monkeypatch, lambda rows, count: pass_seconds * 1.2 ** passes.count(1))
     measure(PassCosts(), ToyTarget(12), 0, 3)
-    assert made.count(1) == sweeps
+    assert passes.count(1) == sweeps
 
 
 def test_graphs_are_recorded_before_passes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against prices that hold the seconds in which a pass of each size is recorded: with these the first sweep
-    takes so long that it is the only one."""
-    timed: list[int] = []
-
-    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
-        timed.append(len(tree))
-        return 0.001 if timed.count(len(tree)) > 1 else 9.0
-
-    monkeypatch.setattr(module, "_seconds", seconds)
-    target = ToyTarget(12)
+    """Guards against prices that hold the seconds in which a pass is recorded, after which there is no second sweep."""
+    timed(monkeypatch, lambda rows, count: 0.001 if count > 1 else 9.0)
+    target, costs = ToyTarget(12), PassCosts()
     target.captures = True  # type: ignore[attr-defined]
-    costs = PassCosts()
     measure(costs, target, 0, 3)
     assert max(costs.times(1, 10, 63).ms) < 9
 
@@ -157,8 +145,7 @@ def test_learns_from_rounds(tmp_path: Path) -> None:
 
 
 def test_rows_that_read_a_long_context_cost_more(tmp_path: Path) -> None:
-    """Guards against trees that are too large behind long texts: rounds of one row there teach one factor, which says
-    nothing about what further rows cost."""
+    """Guards against trees too large behind long texts, where rounds of one row say nothing of further rows' cost."""
     costs = known_costs(tmp_path, context_ms=(0.002, 0.003))
     for _ in range(40):
         costs.learn(1, rows=1, context=8000, ms=2 * (11 + 8000 * 0.005))  # twice as slow as measured
@@ -178,8 +165,7 @@ def test_the_context_of_measured_passes_does_not_count(tmp_path: Path, monkeypat
 
 
 def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
-    """Guards against rows that stay cheap because the machine was busy when few of them were measured: a batch then
-    drafts what does not pay."""
+    """Guards against rows that stay cheap for good, since the machine was busy when few of them were measured."""
     costs = known_costs(tmp_path)
     for _ in range(300):
         costs.learn(1, rows=16, context=100, ms=26.0)  # as measured
@@ -204,8 +190,7 @@ def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
 
 
 def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path: Path) -> None:
-    """Guards against a full batch's rate for the few that are left of it, which then draft nothing, and against one
-    pace for all."""
+    """Guards against a full batch's rate for the few that are left, which then draft nothing, and one pace for all."""
     costs = known_costs(tmp_path)
     pricing, engine = Pricing(costs, slowdown=2.5), Engine(ToyTarget(12, max_length=128), costs=costs)
     sessions = [engine.add([1, 2], SamplingParams(max_new_tokens=3), Asking())[0] for _ in range(3)]

@@ -24,32 +24,20 @@ class BoundedTarget(ToyTarget):
         return super().logits(ids, position)
 
 
-def params_of(index: int, count: int = 12) -> SamplingParams:
-    """A different mix for each request."""
-    return SamplingParams(
-        max_new_tokens=1 + (index * 7) % count, temperature=(0.0, 0.8, 1.3)[index % 3], top_p=(1.0, 0.9)[index % 2],
-        seed=index,
-    )  # fmt: skip
-
-
-def test_an_empty_prompt_and_foreign_ids_are_refused_by_name() -> None:
-    """Guards against an index error deep in the model, or in another request's step."""
-    engine = toy_engine()
+def test_prompts_that_cannot_be_served_are_refused_by_name() -> None:
+    """Guards against an index error deep in the model, or in another request's step, and a prompt cut silently: the
+    message must say how long it is and what the limit is."""
+    engine, params = toy_engine(max_length=20), SamplingParams(max_new_tokens=5)
     with pytest.raises(InvalidRequest, match="prompt is empty"):
-        engine.add([], SamplingParams(), EmptyDraft())
+        engine.add([], params, EmptyDraft())
     for token in (-1, VOCAB):
         with pytest.raises(InvalidRequest, match=f"token id {token} .* {VOCAB}"):
-            engine.add([1, token], SamplingParams(), EmptyDraft())
+            engine.add([1, token], params, EmptyDraft())
     with pytest.raises(InvalidRequest, match="stop strings need a tokenizer"):
         engine.add([1], SamplingParams(stop=("x",)), EmptyDraft())
-    assert engine.is_idle
-
-
-def test_a_prompt_at_the_context_limit_is_refused_with_the_numbers() -> None:
-    """Guards against a prompt cut silently: the message must say how long it is and what the limit is."""
-    engine = toy_engine(max_length=20)
     with pytest.raises(InvalidRequest, match=r"has 20 tokens and the limit is 20.*max_model_len"):
-        engine.add([1] * 20, SamplingParams(max_new_tokens=5), EmptyDraft())
+        engine.add([1] * 20, params, EmptyDraft())
+    assert engine.is_idle
     (session,) = engine.add([1] * 20, SamplingParams(max_new_tokens=0), EmptyDraft())
     assert session.finish_reason == "length"
 
@@ -137,11 +125,16 @@ def test_cancelling_frees_the_slot_and_leaves_the_others_alone() -> None:
 def test_sixty_four_requests_through_eight_slots() -> None:
     """Guards against slots mixed up as they are reused: every answer must be the one the request gets alone."""
     prompts = [[index % VOCAB, *range(index % 5)] for index in range(64)]
-    expected = [alone(prompt, params_of(index)) for index, prompt in enumerate(prompts)]
+    temperatures, truncations = (0.0, 0.8, 1.3), (1.0, 0.9)
+    params = [
+        SamplingParams(1 + index * 7 % 12, temperatures[index % 3], top_p=truncations[index % 2], seed=index)
+        for index in range(64)
+    ]
+    expected = [alone(prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
     drafter = AdversaryDrafter(VOCAB, [prompt + answer for prompt, answer in zip(prompts, expected, strict=True)])
     engine = toy_engine(max_slots=8)
     proposers: list[Proposer] = [drafter if index % 4 else EmptyDraft() for index in range(64)]
-    sessions = decode(engine, prompts, [params_of(index) for index in range(64)], proposers)
+    sessions = decode(engine, prompts, params, proposers)
     assert [session.generated for session in sessions] == expected
     assert sum(session.metrics.accepted for session in sessions) > 50, "drafts must have been accepted"
 

@@ -70,18 +70,11 @@ def test_forced_text_stands_below_any_node() -> None:
     assert nodes[4][1] == 3
 
 
-@pytest.mark.parametrize("budget", [0, 1, 2, 3])
-def test_budgets_are_kept(budget: int) -> None:
-    """Guards against trees that outgrow what was asked for."""
-    cut, nodes = fitted(DraftTree.chain(torch.tensor([START])), session([START], budget=budget))
-    assert len(cut) == 1 + min(budget, 3)
-    assert nodes == [(START, -1), (NAME, 0), (COLON, 1), (QUOTE, 2)][: budget + 1]
-
-
-def test_forced_text_ends_where_the_answer_does() -> None:
-    """Guards against drafts beyond max_new_tokens or the context."""
-    cut, _ = fitted(DraftTree.chain(torch.tensor([START])), session([START]), room=2)
-    assert cut.topology.max_depth == 2
+@pytest.mark.parametrize(("budget", "room", "kept"), [(0, 20, 1), (1, 20, 2), (2, 20, 3), (3, 20, 4), (8, 2, 3)])
+def test_budgets_and_the_end_of_the_answer_are_kept(budget: int, room: int, kept: int) -> None:
+    """Guards against trees that outgrow what was asked for, and drafts beyond max_new_tokens or the context."""
+    _, nodes = fitted(DraftTree.chain(torch.tensor([START])), session([START], budget=budget), room)
+    assert nodes == [(START, -1), (NAME, 0), (COLON, 1), (QUOTE, 2)][:kept]
 
 
 def test_a_full_tree_gives_way_to_what_is_certain() -> None:

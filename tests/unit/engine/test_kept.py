@@ -16,6 +16,7 @@ from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, alone, name
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 from tests.unit.models.tiny import VOCAB as TINY_VOCAB
 
+TOYS = ("plain", "lookup:budget=3", "recycle:budget=8", "samd:budget=8,min_match=1", "lookahead:budget=15")
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.9, "seed": 3}}
 
 
@@ -44,10 +45,7 @@ def assert_turns_equal_fresh(make_target: Callable[[], Target], proposer: Propos
 
 
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
-@pytest.mark.parametrize(
-    "method",
-    ["plain", "lookup:budget=3", "recycle:budget=8", "samd:budget=8,min_match=1", "lookahead:budget=15", "adversary"],
-)
+@pytest.mark.parametrize("method", [*TOYS, "adversary"])
 def test_answers_over_a_kept_slot_are_those_of_a_fresh_engine(method: str, options: dict[str, Any]) -> None:
     """Guards against rows of the old turn seen by the new one, and against a first token drawn without its KV."""
     targets: list[ToyTarget] = []

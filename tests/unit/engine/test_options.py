@@ -1,23 +1,40 @@
-"""Options at the engine: refusals by name, EOS ignored or held back, no token left, log-probabilities."""
+"""Options of requests at the engine: where an answer ends, so that ids, text, counts and reason all end at the same
+token, wherever in a run it lies; no token left; log-probabilities."""
 
 from typing import Any
 
 import pytest
 import torch
 
+from outpace.core.events import Sample
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
 from outpace.engine.margin import decision_margin
-from outpace.engine.session import Session
+from outpace.engine.session import Session, Stop, StopChecker
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import History, process, warp
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, character, distinct_answer, run, run_all, text_of, toy_engine
+from tests.unit.engine.doubles import (
+    PROMPT,
+    VOCAB,
+    CharDetokenizer,
+    PairDetokenizer,
+    character,
+    distinct_answer,
+    event_text,
+    event_tokens,
+    run,
+    run_all,
+    text_of,
+    toy_engine,
+)
 
 LENGTH = 14
+UNSAID = 1  # an id that the answer does not have
+BUDGET = 8  # token 0 comes from the prompt, 1 to 8 are accepted drafts, 9 is the bonus, 10 is in the next round
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +42,149 @@ def answer() -> list[int]:
     return distinct_answer(LENGTH)
 
 
-def oracle_run(answer: list[int], engine: Engine | None = None, **options: Any) -> Session:
-    """One request whose drafts are right, so that rounds emit up to nine tokens at once."""
-    params = SamplingParams.from_options(**({"max_new_tokens": LENGTH} | options))
+def oracle_run(answer: list[int], engine: Engine | None = None, **options: Any) -> tuple[Session, Sample]:
+    """A request whose drafts are all right, so that rounds emit nine tokens at once."""
     engine = engine or toy_engine(text=True)
-    return run(engine, PROMPT, params, OracleDrafter([PROMPT + answer]))
+    params = SamplingParams.from_options(**({"max_new_tokens": LENGTH} | options))
+    session = run(engine, PROMPT, params, OracleDrafter([PROMPT + answer], BUDGET))
+    assert engine.is_idle
+    return session, engine.result(session)
+
+
+def assert_ends_together(
+    session: Session, sample: Sample, answer: list[int], count: int, text: str, at_limit: bool = False
+) -> None:
+    """Everything a user sees stops at `count` tokens. At the limit nothing is drafted for the last place: a bonus."""
+    assert sample.token_ids == tuple(answer[:count])
+    assert sample.text == text
+    assert event_tokens(session) == answer[:count]
+    assert event_text(session) == text
+    assert [event.finish_reason for event in session.events][-1] == sample.finish_reason
+    metrics = sample.metrics
+    steps = -(-(count - 1) // (BUDGET + 1))
+    bonuses = steps if at_limit else (count - 1) // (BUDGET + 1)
+    accepted = count - 1 - bonuses
+    assert (metrics.new_tokens, metrics.steps, metrics.accepted) == (count, steps, accepted)
+    assert sum(metrics.accepted_per_depth) == accepted
+    assert metrics.accepted <= metrics.drafted
+
+
+@pytest.mark.parametrize("offset", range(LENGTH - 1))
+def test_eos_at_each_offset_of_an_accepted_run(answer: list[int], offset: int) -> None:
+    """Guards against tokens accepted after an EOS, and against models with several EOS ids (chat and text) of which
+    only one is obeyed: a really produced token is declared EOS at each place of the run."""
+    session, sample = oracle_run(answer, eos_token_ids=(answer[-1], answer[offset], UNSAID))
+    assert (sample.finish_reason, session.stop_reason) == ("stop", answer[offset])
+    assert_ends_together(session, sample, answer, offset + 1, text_of(answer[:offset]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("offset", range(2, LENGTH - 1))
+def test_stop_string_completed_at_each_offset_of_an_accepted_run(answer: list[int], offset: int, size: int) -> None:
+    """Guards against a stop string seen only at the end of a round, or only inside one token."""
+    string = text_of(answer[offset + 1 - size : offset + 1])
+    session, sample = oracle_run(answer, stop=("never", string))
+    assert (sample.finish_reason, sample.stop_reason) == ("stop", string)
+    assert_ends_together(session, sample, answer, offset + 1, text_of(answer[: offset + 1 - size]))
+
+
+@pytest.mark.parametrize("limit", range(1, LENGTH))
+def test_token_limit_at_each_offset_of_an_accepted_run(answer: list[int], limit: int) -> None:
+    """Guards against runs that overshoot max_new_tokens, and against drafting tokens that can never be emitted."""
+    session, sample = oracle_run(answer, max_new_tokens=limit)
+    assert (sample.finish_reason, sample.stop_reason) == ("length", None)
+    assert_ends_together(session, sample, answer, limit, text_of(answer[:limit]), at_limit=True)
+    assert sample.metrics.drafted == sample.metrics.accepted, "a right draft that is not emitted was drafted in vain"
+
+
+@pytest.mark.parametrize(("own", "count"), [(None, 3), ((), LENGTH), ((UNSAID,), LENGTH)])
+def test_a_requests_eos_ids_replace_the_models(answer: list[int], own: tuple[int, ...] | None, count: int) -> None:
+    """Guards against merging the two lists: a request with no EOS ids must run on to its limit."""
+    assert UNSAID not in answer
+    session, _ = oracle_run(answer, toy_engine(eos_token_ids=(answer[2],)), eos_token_ids=own)
+    assert len(session.generated) == count
+
+
+@pytest.mark.parametrize("options", [{"eos_token_ids": (5,)}, {"stop": (character(5),)}], ids=["eos", "stop string"])
+def test_a_stop_on_the_last_allowed_token_is_a_stop(options: dict[str, tuple[int | str, ...]]) -> None:
+    """Guards against reporting "length" for an answer that ended by itself on its last token."""
+    params = SamplingParams(max_new_tokens=3, **options)  # type: ignore[arg-type]
+    checker = StopChecker(3, params.eos_token_ids or (), params.stop, CharDetokenizer())
+    kept, text, stop = checker.take([1, 2, 5, 7])
+    assert kept == [1, 2, 5]
+    assert text == text_of([1, 2])
+    assert stop is not None
+    assert stop.finish_reason == "stop"
+
+
+def taken(checker: StopChecker, text: str) -> tuple[list[str], Stop | None]:
+    """What each character releases, and the end."""
+    pieces = []
+    for symbol in text:
+        _, piece, stop = checker.take([ord(symbol) - ord("A")])
+        pieces.append(piece)
+        if stop is not None:
+            return pieces, stop
+    return pieces, None
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "pieces"),
+    [
+        ("XYZ", "AXYB", ["A", "", "", "XYB"]),  # looked like a beginning, was none
+        ("ABAC", "ABABAC", ["", "", "", "AB", "", ""]),  # the beginning starts anew inside itself
+        ("AAB", "AAAAB", ["", "", "A", "A", ""]),
+        ("ZZ", "AZBZZ", ["A", "", "ZB", "", ""]),
+    ],
+)
+def test_text_is_held_back_as_long_as_it_may_begin_a_stop_string(stop: str, text: str, pieces: list[str]) -> None:
+    """Guards against streaming a part of a stop string, and against holding back more than needed or for ever."""
+    checker = StopChecker(100, (), (stop,), CharDetokenizer())
+    assert taken(checker, text)[0] == pieces
+    assert checker.text == "".join(pieces)
+
+
+def test_the_stop_string_that_begins_first_cuts_the_text() -> None:
+    """Guards against cutting at whichever of two stop strings is listed first when one token completes both."""
+    checker = StopChecker(100, (), ("CD", "BCD"), CharDetokenizer())
+    pieces, stop = taken(checker, "ABCDE")
+    assert "".join(pieces) == checker.text == "A"
+    assert stop == Stop("stop", "BCD")
+
+
+def test_a_stop_string_inside_the_text_of_one_token() -> None:
+    """Guards against looking only at the end of the text: a token of many characters can contain a stop string."""
+
+    class Words:
+        def push(self, token: int) -> str:
+            return ["one ", "two END three"][token]
+
+        def flush(self) -> str:
+            return ""
+
+    checker = StopChecker(100, (), ("END",), Words())
+    assert checker.take([0, 1, 0]) == ([0, 1], "one two ", Stop("stop", "END"))
+
+
+@pytest.mark.parametrize("end", ["eos", "length", "cancelled"])
+def test_held_text_is_released_when_the_answer_ends_otherwise(end: str) -> None:
+    """Guards against losing the last characters: "X" could begin "XY" and is due when nothing more comes."""
+    checker = StopChecker(2 if end == "length" else 9, (50,), ("XY",), CharDetokenizer())
+    pieces, _ = taken(checker, "AX")
+    if end == "eos":
+        pieces.append(checker.take([50])[1])
+    if end == "cancelled":
+        pieces.append(checker.close())
+    assert "".join(pieces) == checker.text == "AX"
+
+
+def test_text_open_inside_a_character_is_flushed_at_the_end() -> None:
+    """Guards against dropping what the detokenizer still holds, and against a flush that repeats it."""
+    checker = StopChecker(5, (), (), PairDetokenizer())
+    _, text, stop = checker.take([0, 1, 2, 3, 4, 5])
+    assert stop == Stop("length")
+    assert text == checker.text == text_of([0, 1, 2, 3, 4])
+    assert checker.close() == ""
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -37,27 +192,24 @@ def test_ignored_eos_ids_are_tokens_like_any_other(answer: list[int], own: bool)
     """Guards against an answer that ends at an ignored EOS, of the model or of its own, or swallows it or its text."""
     eos = (answer[2], answer[6])
     engine = toy_engine(text=True) if own else toy_engine(text=True, eos_token_ids=eos)
-    session = oracle_run(answer, engine, ignore_eos=True, eos_token_ids=eos if own else None)
+    session, sample = oracle_run(answer, engine, ignore_eos=True, eos_token_ids=eos if own else None)
     assert session.generated == answer
-    assert (session.finish_reason, session.stop_reason) == ("length", None)
-    assert engine.result(session).text == text_of(answer)
+    assert (session.finish_reason, session.stop_reason, sample.text) == ("length", None, text_of(answer))
 
 
 def test_stop_strings_end_an_answer_that_ignores_eos(answer: list[int]) -> None:
     """Guards against an option that switches off more than it says; a minimum holds no stop string back."""
-    options: dict[str, Any] = {"eos_token_ids": (answer[1],), "stop": character(answer[4])}
-    session = oracle_run(answer, ignore_eos=True, **options)
-    assert (session.generated, session.stop_reason) == (answer[:5], character(answer[4]))
-    held = oracle_run(answer, min_new_tokens=LENGTH, eos_token_ids=(0,), stop=character(answer[4]))
-    assert (held.generated, held.stop_reason) == (answer[:5], character(answer[4]))
+    stop = character(answer[4])
+    ignoring, _ = oracle_run(answer, stop=stop, ignore_eos=True, eos_token_ids=(answer[1],))
+    held, _ = oracle_run(answer, stop=stop, min_new_tokens=LENGTH, eos_token_ids=(0,))
+    for session in (ignoring, held):
+        assert (session.generated, session.stop_reason) == (answer[:5], stop)
 
 
 @pytest.mark.parametrize("minimum", [0, 3, 4, 9, 10, LENGTH])
 def test_an_eos_comes_after_the_minimum_and_not_before(answer: list[int], minimum: int) -> None:
     """Guards against a minimum off by one, wherever in a round it is reached: EOS would be answer[3]."""
-    eos = (answer[3],)
-    engine = toy_engine(text=True, eos_token_ids=eos)
-    session = oracle_run(answer, engine, min_new_tokens=minimum)
+    session, _ = oracle_run(answer, toy_engine(text=True, eos_token_ids=(answer[3],)), min_new_tokens=minimum)
     if minimum <= 3:
         assert (session.generated, session.stop_reason) == (answer[:4], answer[3])
     else:
@@ -114,9 +266,7 @@ ENDS: dict[str, Any] = {
 @pytest.mark.parametrize("count", [0, 2])
 def test_there_are_as_many_log_probabilities_as_ids(answer: list[int], end: str, count: int) -> None:
     """Guards against entries of tokens that a stop cut off in the middle of a round, and against missing ones."""
-    engine = toy_engine(text=True)
-    session = oracle_run(answer, engine, logprobs=count, **ENDS[end](answer))
-    sample = engine.result(session)
+    session, sample = oracle_run(answer, logprobs=count, **ENDS[end](answer))
     assert sample.logprobs is not None
     assert tuple(entry.token_id for entry in sample.logprobs) == sample.token_ids == tuple(session.generated)
     assert all(len(entry.top) == count for entry in sample.logprobs)
@@ -128,9 +278,8 @@ def test_there_are_as_many_log_probabilities_as_ids(answer: list[int], end: str,
 
 def test_who_asks_for_no_log_probabilities_gets_none(answer: list[int]) -> None:
     """Guards against empty lists that look like answers without tokens, and against work nobody asked for."""
-    engine = toy_engine(text=True)
-    session = oracle_run(answer, engine)
-    assert engine.result(session).logprobs is None
+    session, sample = oracle_run(answer)
+    assert sample.logprobs is None
     assert all(event.logprobs is None for event in session.events)
     assert session.logprobs == []
 

@@ -1,24 +1,22 @@
 """Where the time of a round goes: parts that take known times on a clock of their own, and the phase of each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from outpace.core import timing as parts
-from outpace.core.drafting import Retrieved
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import ChunkOutput, DraftRequest, NodeOutputs, Observation, PromptChunk
+from outpace.core.protocols import Proposer
 from outpace.core.timing import HEAD, NET, DraftClock
-from outpace.core.tree import DraftTree, Topology
 from outpace.engine import engine
 from outpace.engine import round as timing
 from outpace.engine import session as sessions
 from outpace.engine.session import Session
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.toy import draft_request
-from outpace.trees.grafting import GraftedProposer, MatrixRetriever, Offer, graft
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from tests.unit.engine.doubles import CharDetokenizer
@@ -39,62 +37,44 @@ class Clock:
     def part(self, name: str) -> None:
         self.now += self.takes.get(name, 0.0) / 1e3
 
+    def timed(self, owner: Any, *methods: str) -> Any:
+        """The owner, these methods of which are parts."""
+        for name in methods:
+            setattr(owner, name, self._timed(name, getattr(owner, name)))
+        return owner
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **options: Any) -> Any:
+            self.part(name)
+            return method(*arguments, **options)
+
+        return slow
+
 
 class TimedTarget(ToyTarget):
     def __init__(self, clock: Clock) -> None:
         super().__init__(VOCAB)
         self._clock = clock
+        clock.timed(self, "commit")
 
-    def run_pass(self, *arguments: Any, **options: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
-        if arguments[2]:  # trees
+    def run_pass(self, chunks: Any, slots: Any, trees: Any, taps: Any = ()) -> Any:
+        if trees:
             self._clock.part("forward")
-        return super().run_pass(*arguments, **options)
-
-    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        self._clock.part("commit")
-        super().commit(slots, paths)
+        return super().run_pass(chunks, slots, trees, taps)
 
 
-class TimedDetokenizer(CharDetokenizer):
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def push(self, token: int) -> str:
-        self._clock.part("push")
-        return super().push(token)
-
-
-class TimedBase(OracleDrafter):
+def timed_base(clock: Clock) -> Proposer:
     """Drafts nothing."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__([], budget=4)
-        self._clock = clock
-
-    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
-        self._clock.part("prefill")
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        self._clock.part("propose")
-        return super().propose(states, requests)
-
-    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
-        self._clock.part("observe")
+    made: Proposer = clock.timed(OracleDrafter([], budget=4), "prefill", "propose", "observe")
+    return made
 
 
-class TimedRetriever(MatrixRetriever):
+def timed_retriever(clock: Clock) -> MatrixRetriever:
     """Knows nothing."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
-        self._clock = clock
-
-    def prepare(self, *arguments: Any) -> list[Retrieved]:
-        self._clock.part("prepare")
-        return super().prepare(*arguments)
-
-    def observe(self, *arguments: Any) -> None:
-        pass
+    made = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+    made.observe = lambda *arguments: None  # type: ignore[method-assign]
+    clock.timed(made, "prepare")
+    return made
 
 
 @pytest.fixture
@@ -105,11 +85,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def run(clock: Clock, batch: int = 1, has_retrieval: bool = True) -> list[Session]:
-    base = TimedBase(clock)
-    proposer = GraftedProposer(base, [TimedRetriever(clock)], CPU) if has_retrieval else base
+def run(clock: Clock, batch: int) -> list[Session]:
+    proposer = GraftedProposer(timed_base(clock), [timed_retriever(clock)], CPU)
     params = SamplingParams(max_new_tokens=STEPS + 1)
-    timed = engine.Engine(TimedTarget(clock), lambda: TimedDetokenizer(clock))
+    timed = engine.Engine(TimedTarget(clock), lambda: clock.timed(CharDetokenizer(), "push"))
     return decode(timed, [[1, 2]] * batch, [params] * batch, [proposer] * batch)
 
 
@@ -154,8 +133,8 @@ def test_phases_add_up_to_the_round(clock: Clock, batch: int) -> None:
 def test_grafting_is_counted_whole(clock: Clock, place: Any) -> None:
     """Guards against a base's own drafting in the figure, and nested grafts of which only the last is counted."""
     clock.takes = {"propose": 50.0, "prepare": 10.0}
-    inner = GraftedProposer(TimedBase(clock), [TimedRetriever(clock)], CPU, place)
-    outer = GraftedProposer(inner, [TimedRetriever(clock)], CPU, place)
+    inner = GraftedProposer(timed_base(clock), [timed_retriever(clock)], CPU, place)
+    outer = GraftedProposer(inner, [timed_retriever(clock)], CPU, place)
     requests = [draft_request([5], 0, 0), draft_request([6], 4, 4)]
     for proposer, spent in ((inner, 0.01), (outer, 0.02)):
         with DraftClock() as spans:
@@ -187,19 +166,3 @@ def test_a_part_within_another_is_counted_once(clock: Clock) -> None:
     assert {name: 1e3 * spent for name, spent in spans.seconds.items() if spent} == pytest.approx(
         {"head": 4.0, "net": 4.0}
     )
-
-
-def test_a_grafted_tree_keeps_what_was_counted() -> None:
-    """Guards against a merge that forgets the passes of the tree it adds to."""
-    own = DraftTree(torch.tensor([5, 6]), Topology.chain(2), draft_passes=3)
-    found = Retrieved(torch.tensor([5, 8]), Topology.chain(2))
-    (tree,) = graft([own], [[Offer(0, found)]], [draft_request([5], 2, 4)])
-    assert (tree.tokens.tolist(), tree.draft_passes, tree.retrieved) == ([5, 6, 8], 3, 1)
-
-
-def test_without_a_fill_nothing_is_grafted(clock: Clock) -> None:
-    """Guards against a retrieval time of methods that have none."""
-    clock.takes = {"propose": 3.0}
-    (session,) = run(clock, has_retrieval=False)
-    assert session.metrics.retrieve_ms == 0.0
-    assert session.metrics.draft_ms == pytest.approx(3.0 * STEPS)

@@ -1,6 +1,7 @@
 """Common beginnings of prompts: computed once, whoever has them, and no token changes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,22 +17,14 @@ from outpace.sampling.noise import noise_key, uniform
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.world import METHODS, World
-from tests.unit.engine.doubles import named, run, run_all
-from tests.unit.engine.test_kept import SAMPLING
+from tests.unit.engine.doubles import failing, named, run, run_all
+from tests.unit.engine.test_kept import SAMPLING, TOYS
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 
 VOCAB = 23
 CHUNK = 16
-SYSTEM = random_ids(40, 1, VOCAB)
-TOYS = (
-    "plain",
-    "lookup:budget=3",
-    "recycle:budget=8",
-    "samd:budget=8,min_match=1",
-    "lookahead:budget=15",
-    "outpace:draft=none,budget=9",
-)
-PRIVATE = "recycle:budget=8,matrix=private"
+SYSTEM, REST = random_ids(40, 1, VOCAB), (5, 6, 7)
+UNION, PRIVATE = "outpace:draft=none,budget=9", "recycle:budget=8,matrix=private"
 
 
 class Mindful(ToyTarget):
@@ -86,9 +79,8 @@ def test_a_shared_beginning_changes_neither_tokens_nor_trees(method: str, option
     drafter that does not know the beginning and drafts worse for it."""
     prompts = [SYSTEM + random_ids(9, 2, VOCAB), SYSTEM + random_ids(5, 3, VOCAB), SYSTEM + random_ids(5, 3, VOCAB)]
     params = SamplingParams(max_new_tokens=10, **options)
-    answers = [
-        decode(Engine(tiny_target(tiny_config("llama"))), [prompt], [params], [EmptyDraft()])[0] for prompt in prompts
-    ]
+    fresh = [Engine(tiny_target(tiny_config("llama"))) for _ in prompts]
+    answers = [decode(one, [prompt], [params], [EmptyDraft()])[0] for one, prompt in zip(fresh, prompts, strict=True)]
 
     def play(shares: bool) -> tuple[list[Session], list[list[list[int]]]]:
         world, trees = World(), list[list[list[int]]]()
@@ -117,7 +109,7 @@ def test_a_shared_beginning_changes_neither_tokens_nor_trees(method: str, option
     assert [session.metrics.reused_tokens for session in sessions] == expected
 
 
-@pytest.mark.parametrize("method", [*TOYS, PRIVATE])
+@pytest.mark.parametrize("method", [*TOYS, UNION, PRIVATE])
 def test_requests_with_the_same_beginning_in_one_step_write_it_once(method: str) -> None:
     """Guards against a system prompt that is computed by every request of a burst, and against one that waits longer
     than it would have taken to write its own."""
@@ -134,7 +126,7 @@ def test_requests_with_the_same_beginning_in_one_step_write_it_once(method: str)
     assert [session.metrics.reused_tokens for session in sessions] == [0, *[32 if shares else 0] * 3]
 
 
-@pytest.mark.parametrize("method", TOYS)
+@pytest.mark.parametrize("method", [*TOYS, UNION])
 def test_samples_of_one_prompt_compute_it_once(method: str) -> None:
     """Guards against n prompts computed for n samples, and against samples that say what others say."""
     engine, prompt = mindful(), [*SYSTEM, *SYSTEM[:25]]
@@ -147,8 +139,7 @@ def test_samples_of_one_prompt_compute_it_once(method: str) -> None:
 
 
 def test_methods_share_what_they_can() -> None:
-    """Guards against a state handed to a method that did not make it, and against keys and values that a method could
-    use and does not."""
+    """Guards against a state handed to a method that did not make it, and keys and values that are left unused."""
     engine, recycle = mindful(), named("recycle:budget=8", VOCAB)
     reused = list[int]()
     for proposer in (recycle, named("lookup", VOCAB), EmptyDraft(), named("outpace:draft=none", VOCAB), recycle):
@@ -159,40 +150,19 @@ def test_methods_share_what_they_can() -> None:
     assert reused == [0, 40, 40, 0, 40], "the union wants to see the prompt, and no other request of it was there"
 
 
-def ended(engine: Engine, proposer: Any) -> Session | None:
-    run_all(engine, [ask(engine, [*SYSTEM, 5, 6, 7], proposer)])
-    return None
-
-
-def running(engine: Engine, proposer: Any) -> Session:
-    session = ask(engine, [*SYSTEM, 5, 6, 7], proposer)
-    for _ in range(5):
+def begun(engine: Engine, proposer: Any, steps: int, is_cancelled: bool = False, rest: Sequence[int] = REST) -> Session:
+    """A request after some steps, of which its prompt takes three or more."""
+    session = ask(engine, [*SYSTEM, *rest], proposer)
+    for _ in range(steps):
         engine.step()
-    assert session.generated
+    assert bool(session.generated) == (steps > 3)
+    if is_cancelled:
+        engine.cancel(session)
     return session
-
-
-def in_its_prompt(engine: Engine, proposer: Any) -> Session | None:
-    session = ask(engine, [*SYSTEM, 5, 6, 7], proposer)
-    engine.step()
-    return session
-
-
-def cancelled_in_its_prompt(engine: Engine, proposer: Any) -> Session | None:
-    session = ask(engine, [*SYSTEM, *SYSTEM], proposer)
-    for _ in range(3):
-        engine.step()
-    engine.cancel(session)
-    return None
-
-
-def cancelled(engine: Engine, proposer: Any) -> Session | None:
-    engine.cancel(running(engine, proposer))
-    return None
 
 
 def kept(engine: Engine, proposer: Any) -> Session:
-    return run(engine, [*SYSTEM, 5, 6, 7], SamplingParams(max_new_tokens=5), proposer, keep=True)
+    return run(engine, [*SYSTEM, *REST], SamplingParams(max_new_tokens=5), proposer, keep=True)
 
 
 def rewound(engine: Engine, proposer: Any) -> Session | None:
@@ -208,20 +178,29 @@ def released(engine: Engine, proposer: Any) -> Session | None:
     return None
 
 
-DONORS = (ended, running, in_its_prompt, cancelled_in_its_prompt, cancelled, kept, rewound, released)
+DONORS: dict[str, Callable[[Engine, Any], Session | None]] = {
+    "ended": partial(begun, steps=20),
+    "running": partial(begun, steps=5),
+    "in its prompt": partial(begun, steps=1),
+    "cancelled in its prompt": partial(begun, steps=3, is_cancelled=True, rest=SYSTEM),
+    "cancelled": partial(begun, steps=5, is_cancelled=True),
+    "kept": kept,
+    "rewound": rewound,
+    "released": released,
+}
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("method", ["plain", "recycle:budget=8", "outpace:draft=none,budget=9"])
-@pytest.mark.parametrize("donor", DONORS, ids=[donor.__name__ for donor in DONORS])
-def test_whoever_wrote_a_beginning_gives_it(donor: Callable[..., Session | None], method: str, slots: int) -> None:
+@pytest.mark.parametrize("method", ["plain", "recycle:budget=8", UNION])
+@pytest.mark.parametrize("donor", DONORS)
+def test_whoever_wrote_a_beginning_gives_it(donor: str, method: str, slots: int) -> None:
     """Guards against rows taken from a slot that holds them no more or not yet, and against one that loses its own."""
     engine, proposer = mindful(max_slots=slots), named(method, VOCAB)
-    before = donor(engine, proposer)
+    before = DONORS[donor](engine, proposer)
     sessions = [ask(engine, [*SYSTEM, 5, 6, 8, number], proposer) for number in range(2)]
     run_all(engine, sessions)
-    behind = {"cancelled_in_its_prompt": 40, "rewound": 40}.get(donor.__name__, 42)
-    behind = 32 if donor is in_its_prompt and slots == 3 else behind  # the rest is not worth another step
+    behind = 40 if donor in ("cancelled in its prompt", "rewound") else 42
+    behind = 32 if donor == "in its prompt" and slots == 3 else behind  # the rest is not worth another step
     assert [session.metrics.reused_tokens for session in sessions] == [behind, 43 if slots == 1 else behind]
     for session in [*sessions, *([] if before is None else [before])]:
         run_all(engine, [session])
@@ -266,16 +245,9 @@ def test_who_waits_for_a_beginning_keeps_its_place() -> None:
 
 def test_nobody_waits_for_a_request_that_fails() -> None:
     """Guards against a request that waits for ever for the prompt of another one, whose every step fails."""
-
-    class Broken(EmptyDraft):
-        def prefill(self, states: Any, chunks: Any) -> None:
-            raise RuntimeError("broken")
-
-        def can_fork(self, own: bool) -> bool:
-            return True
-
-    engine = mindful()
-    broken, sound = ask(engine, [*SYSTEM, 1], Broken()), ask(engine, [*SYSTEM, 2], EmptyDraft())
+    engine, fault = mindful(), failing(prefill=RuntimeError)
+    assert fault.can_fork(own=False)
+    broken, sound = ask(engine, [*SYSTEM, 1], fault), ask(engine, [*SYSTEM, 2], EmptyDraft())
     for _ in range(20):
         if sound.has_ended:
             break
@@ -296,8 +268,7 @@ def test_what_was_left_longest_ago_gives_way_first() -> None:
 
 
 def test_a_conversation_without_a_slot_of_its_own_goes_on_where_it_was() -> None:
-    """Guards against turns that are copied from slot to slot until nothing else is left: a server is sent the whole
-    conversation every time."""
+    """Guards against turns of a conversation that are copied from slot to slot until nothing else is left."""
     engine, plain, ids = mindful(max_slots=3), EmptyDraft(), [*SYSTEM]
     other = ask(engine, random_ids(40, 9, VOCAB), plain)
     run_all(engine, [other])

@@ -1,6 +1,8 @@
-"""What a proposer hands over is checked where it would change what is said, or break a round for others."""
+"""What the engine and a proposer owe each other: drafts that are checked where they would change what is said or break
+a round for others, a budget that is kept, and the truth about what happened."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,12 +11,12 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import BaseProposer, DraftRequest, Needs
 from outpace.core.tree import DraftTree, Topology
-from outpace.lib.errors import MethodError
-from outpace.testing import decode
+from outpace.lib.errors import InvalidRequest, MethodError
+from outpace.testing import OracleDrafter, decode
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
-from tests.unit.engine.doubles import VOCAB, toy_engine
+from tests.unit.engine.doubles import PROMPT, VOCAB, distinct_answer, run, toy_engine
 
 
 class Returned(BaseProposer):
@@ -49,10 +51,7 @@ MISTAKES: dict[str, tuple[BaseProposer, str]] = {
         r"method Returned: proposed a tree that begins with \d+; node 0 must be the pending token \d+, which is "
         r"request.ids\[-1\], or the answer would change",
     ),
-    "no tree": (
-        Whole(lambda request: []),
-        "method Whole: propose.. returned 0 trees for 1 requests; return one DraftTree for each",
-    ),
+    "no tree": (Whole(lambda request: []), "method Whole: propose.. returned 0 trees for 1 requests; return one Draft"),
     "a list for a tree": (
         Returned(lambda request: [request.ids[-1], 1]),
         r"method Returned: propose.. returned \[\d+, 1\], a list, instead of a tree; return DraftTree.chain\(",
@@ -106,8 +105,9 @@ def test_a_mistake_inside_a_graft_names_the_method_that_made_it() -> None:
 
 
 class Complete:
-    """All that a proposer has, without a base class."""
+    """All that a proposer has, without a base class. Nothing can refer to it weakly."""
 
+    __slots__ = ()
     needs, budget = Needs(), 2
     open = fork = close = rewind = prefill = observe = reset = lambda self, *arguments: None
 
@@ -124,11 +124,7 @@ DEFECTS: dict[str, tuple[str, Any, str]] = {
     "half a logit": ("needs", Needs(top_k=1.5), r"top_k=1.5: must be a whole number from 0 on"),  # type: ignore[arg-type]
     "a layer below the first": ("needs", Needs(taps=(-1,)), r"taps=-1: must be layers, as in"),
     "one layer": ("needs", Needs(taps=4.0), r"taps=4.0: must be layers, as in"),  # type: ignore[arg-type]
-    "no observe": (
-        "observe",
-        None,
-        r"Flawed has no method observe\(\); derive the class from outpace.methods.BaseProp",
-    ),
+    "no observe": ("observe", None, r"Flawed has no method observe\(\); derive the class from outpace.methods.Base"),
     "no budget": ("budget", None, r"Flawed.budget=None: must be a whole number from 0 to 511"),
     "a budget beyond all": ("budget", 512, r"Flawed.budget=512: must be a whole number from 0 to 511"),
     "no hash": ("__hash__", None, r"Flawed cannot be hashed; .* a class with __eq__ a __hash__"),
@@ -145,12 +141,6 @@ def test_defects_of_a_proposer_are_named_when_it_is_handed_over(defect: str) -> 
         toy_engine().add([1, 2, 3], SamplingParams(max_new_tokens=5), proposer)
 
 
-def test_a_proposer_needs_no_base_class() -> None:
-    """Guards against a check that asks for more than the engine uses."""
-    (session,) = decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=5)], [Complete()])
-    assert len(session.generated) == 5
-
-
 @pytest.mark.parametrize("token", [-1, VOCAB, 10**6])
 def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
     """Guards against a library's error from deep inside a pass, or a lookup from the end of a table, where a method of
@@ -165,3 +155,52 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
     for inside in (0, VOCAB - 1):
         (session,) = decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=5)], [drafting(inside)])
         assert len(session.generated) == 5
+
+
+class Lending(OracleDrafter):
+    """Gives the slots of its first request to the others: four siblings each, whatever was asked for."""
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        pending, topology = [request.ids[-1] for request in requests], Topology.of((-1, 0, 0, 0, 0))
+        lent = [DraftTree(torch.tensor([token, 0, 0, 0, 0]), topology) for token in pending[1:]]
+        return [DraftTree.chain(torch.tensor(pending[:1])), *lent]
+
+
+@pytest.mark.parametrize(("budget", "is_fine"), [(2, True), (1, False)])
+def test_slots_may_move_between_requests_of_a_proposer(budget: int, is_fine: bool) -> None:
+    """Guards against a batch that drafts more than all its budgets, and slots that cannot be lent."""
+    engine, proposer = toy_engine(), Lending([])
+    params = SamplingParams(max_new_tokens=20)
+    sessions = [session for _ in range(2) for session in engine.add(PROMPT, params, proposer, budget)]
+    with nullcontext() if is_fine else pytest.raises(ValueError, match="4 nodes of depth 1; the budget is 1 nodes"):
+        for _ in range(6):
+            engine.step()
+        assert [session.metrics.drafted for session in sessions] == [0, 4 * sessions[1].metrics.steps]
+        assert sessions[1].generated == distinct_answer(20)[: len(sessions[1].generated)]
+
+
+def test_a_requests_budget_replaces_the_proposers() -> None:
+    """Guards against a budget that is taken but ignored; 0 means no drafts at all."""
+    answer = distinct_answer(13)
+    for budget, drafted, steps in ((0, 0, 12), (3, 9, 3), (5, 10, 2), (None, 10, 2)):
+        engine = toy_engine()
+        oracle = OracleDrafter([PROMPT + answer], budget=8)
+        session = run(engine, PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
+        assert (session.metrics.drafted, session.metrics.steps) == (drafted, steps), f"budget {budget}"
+    for budget in (-1, 512):
+        with pytest.raises(InvalidRequest, match=f"budget={budget}: must be an integer from 0 to 511"):
+            toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), budget)
+
+
+def test_the_proposer_is_told_what_happened() -> None:
+    """Guards against observations that are shifted by a round: path and next token must be what was emitted."""
+    answer = distinct_answer(13)
+    oracle = OracleDrafter([PROMPT + answer], budget=3)
+    decode(toy_engine(), [PROMPT], [SamplingParams(max_new_tokens=13)], [oracle])
+    told = [answer[0]]
+    for observation in oracle.observations:
+        path = list(observation.verdict.path)
+        assert observation.tree.tokens[0] == told[-1], "node 0 is the pending token"
+        assert observation.outputs.top_ids[path[-1], 0] == observation.verdict.next_token
+        told += [*observation.tree.tokens[path[1:]].tolist(), observation.verdict.next_token]
+    assert told == answer

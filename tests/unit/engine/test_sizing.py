@@ -11,7 +11,7 @@ import torch
 from outpace.budget.costs import PassCosts
 from outpace.budget.decisions import Exploration, RoundRates, TreeSizes
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, Needs, Verdict
+from outpace.core.protocols import DraftRequest, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.pricing import _seen
@@ -21,21 +21,18 @@ from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from tests.unit.engine.test_costs import known_costs
+from tests.unit.engine.test_costs import Asking, known_costs
+from tests.unit.engine.test_proposals import Complete
 
 V = 12
 PROMPTS = [[1], [2, 5, 1], [7, 1, 4, 4], [3, 3]]
 
 
-class Timeless(PassCosts):
-    """Costs that no clock corrects: passes of a toy take no time at all."""
-
-    def learn(self, requests: int, rows: int, context: int, ms: float) -> None:
-        pass
-
-
 def steep(tmp_path: Path) -> PassCosts:
-    return known_costs(tmp_path, ms=lambda rows: 1e3 * rows, kind=Timeless)
+    """Costs that no clock corrects: passes of a toy take no time at all."""
+    costs = known_costs(tmp_path, ms=lambda rows: 1e3 * rows)
+    costs.learn = lambda requests, rows, context, ms: None  # type: ignore[method-assign]
+    return costs
 
 
 class Asked(GrowingProposer):
@@ -54,15 +51,13 @@ class Asked(GrowingProposer):
 
 def said(proposer: Any, costs: PassCosts | None, count: int, **options: Any) -> list[Session]:
     params = SamplingParams(max_new_tokens=30, seed=4, **options)
-    return decode(
-        Engine(ToyTarget(V, max_length=64), costs=costs), PROMPTS[:count], [params] * count, [proposer] * count
-    )
+    engine = Engine(ToyTarget(V, max_length=64), costs=costs)
+    return decode(engine, PROMPTS[:count], [params] * count, [proposer] * count)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_that_cost_more_than_they_bring_are_left_out(tmp_path: Path, temperature: float) -> None:
-    """Guards against methods that go on drafting in a batch where plain decoding is four times as fast, and against
-    answers that change with it."""
+    """Guards against drafts in a batch where plain decoding is four times as fast, and answers that change with it."""
     plain = said(EmptyDraft(), None, 4, temperature=temperature)
     proposer = Asked()
     found = said(proposer, steep(tmp_path), 4, temperature=temperature)
@@ -75,12 +70,8 @@ def test_answers_do_not_depend_on_it(tmp_path: Path, temperature: float, monkeyp
     """Guards against budgets that change from round to round, within a batch too, and something that a proposer keeps
     from a round in which it drafted into one in which it did not."""
     dice = random.Random(3)
-    monkeypatch.setattr(
-        TreeSizes, "budgets", lambda sizing, count, *given: [dice.choice((0, 0, 2, 6)) for _ in range(count)]
-    )
-    plain, found = (
-        said(proposer, steep(tmp_path), 4, temperature=temperature) for proposer in (EmptyDraft(), Asked(0.7))
-    )
+    monkeypatch.setattr(TreeSizes, "budgets", lambda sizing, count, *given: dice.choices((0, 0, 2, 6), k=count))
+    plain, found = (said(one, steep(tmp_path), 4, temperature=temperature) for one in (EmptyDraft(), Asked(0.7)))
     assert [session.generated for session in found] == [session.generated for session in plain]
     assert sum(session.metrics.accepted for session in found) > 0
 
@@ -100,18 +91,6 @@ def test_alone_and_by_name_nothing_is_priced(tmp_path: Path) -> None:
     assert sizes == [True, False]
 
 
-class Priced(EmptyDraft):
-    """An empty draft that asks for prices and writes down the requests of each round."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.needs, self.asked = Needs(prices=4), list[Sequence[DraftRequest]]()
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        self.asked.append(requests)
-        return super().propose(states, requests)
-
-
 def test_the_last_of_a_batch_is_planned_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a closed batch in which nothing is drafted, also not for the one that is left when all others have
     ended, and against its rows at the prices of a batch."""
@@ -119,7 +98,7 @@ def test_the_last_of_a_batch_is_planned_as_one_alone(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Exploration, "is_due", lambda schedule, key=None: False)
     plans = []
     for count in (1, 4):
-        proposer = Priced()
+        proposer = Asking()
         params = [SamplingParams(max_new_tokens=30 if place == 0 else 6) for place in range(count)]
         engine = Engine(ToyTarget(V, max_length=64), costs=steep(tmp_path))
         decode(engine, PROMPTS[:count], params, [proposer] * count)
@@ -139,31 +118,8 @@ def test_nodes_that_a_grammar_forces_are_not_the_methods() -> None:
     assert _seen(tree, None) is None
 
 
-class Slotted:
-    """A plugin's proposer, to which nothing can refer weakly."""
-
-    __slots__ = ("_own",)
-    needs, budget = Needs(), 4
-
-    def __init__(self) -> None:
-        self._own = EmptyDraft()
-
-    def open(self, slot: int, alone: bool = False) -> None: ...
-    def can_fork(self, own: bool) -> bool:
-        return False
-
-    def fork(self, state: Any, slot: int, length: int) -> None: ...
-    def rewind(self, state: Any, length: int) -> None: ...
-    def prefill(self, states: Sequence[Any], chunks: Any) -> None: ...
-    def observe(self, states: Sequence[Any], observations: Any) -> None: ...
-    def reset(self) -> None: ...
-    def close(self, state: Any) -> None: ...
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self._own.propose(states, requests)
-
-
-def test_a_proposer_with_slots_keeps_its_budget(tmp_path: Path) -> None:
-    """Guards against a plugin's batch that ends with "cannot create weak reference"."""
-    found = said(Slotted(), steep(tmp_path), 3)
+def test_a_proposer_needs_neither_a_base_class_nor_references(tmp_path: Path) -> None:
+    """Guards against a check that asks for more than the engine uses, and against a plugin's batch that ends with
+    "cannot create weak reference"."""
+    found = said(Complete(), steep(tmp_path), 3)
     assert [session.generated for session in found] == [s.generated for s in said(EmptyDraft(), None, 3)]

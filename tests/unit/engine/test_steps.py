@@ -9,44 +9,20 @@ from typing import Any
 import pytest
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import ChunkOutput, DraftRequest, NodeOutputs, Observation
-from outpace.core.tree import DraftTree
+from outpace.core.protocols import Observation
 from outpace.engine.engine import Engine
 from outpace.engine.session import Gain
 from outpace.lib.errors import StateLost
 from outpace.testing import OracleDrafter, ToyTarget
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, CharDetokenizer, alone, run_all, text_of, toy_engine
+from tests.unit.engine.doubles import PROMPT, VOCAB, CharDetokenizer, alone, failing, run_all, text_of, toy_engine
 
 PARAMS = SamplingParams(max_new_tokens=12)
 
 
-class Failing(ToyTarget):
-    """Its passes over trees fail when they are told to, after their work is done."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(VOCAB, seed=13, **options)
-        self.fails: list[BaseException] = []
-
-    def run_pass(self, *arguments: Any, **options: Any) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
-        outputs = super().run_pass(*arguments, **options)
-        if self.fails:
-            raise self.fails.pop()
-        return outputs
-
-
-class Forgetful(EmptyDraft):
-    """Cannot take back what it has seen."""
-
-    def rewind(self, state: None, length: int) -> None:
-        raise NotImplementedError("no way back")
-
-
-class Stubborn(EmptyDraft):
-    """Cannot serve anybody."""
-
-    def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        raise ZeroDivisionError
+def stubborn() -> Any:
+    """A method that cannot serve anybody."""
+    return failing(propose=ZeroDivisionError)
 
 
 class LateFailure(OracleDrafter):
@@ -89,39 +65,44 @@ def test_nothing_is_counted_or_said_twice() -> None:
     assert counts[0]["accepted"] == sum(counts[0]["accepted_per_depth"]) > 0
 
 
-def test_a_request_that_cannot_be_restored_ends_and_says_so() -> None:
+def test_a_request_that_cannot_be_restored_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a request that goes on with half a round's state, against its neighbours ending with it, and
     against a traceback that gets longer with each reading of the error."""
-    target = Failing()
-    engine = Engine(target)
-    (lost,) = engine.add(PROMPT, PARAMS, Forgetful())
+    engine = toy_engine()
+    run_pass = engine.target.run_pass
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        run_pass(*arguments, **options)
+        raise KeyboardInterrupt
+
+    (lost,) = engine.add(PROMPT, PARAMS, failing(rewind=NotImplementedError))
     (other,) = engine.add([9, 9], PARAMS, EmptyDraft())
     for _ in range(3):
         engine.step()
     said = list(lost.generated)
-    target.fails = [KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.target, "run_pass", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
     run_all(engine, [lost, other])
     assert (lost.finish_reason, other.finish_reason) == ("error", "length")
     assert lost.generated == said
     lengths = []
     for _ in range(3):
-        with pytest.raises(StateLost, match=r"request 0: .*no way back.*send it again") as caught:
+        with pytest.raises(StateLost, match=r"request 0: .*planted.*send it again") as caught:
             engine.result(lost)
         lengths.append(len(caught.traceback))
     assert isinstance(caught.value.__cause__, NotImplementedError)
     assert lengths[0] == lengths[-1]
     assert other.generated == alone([9, 9], PARAMS)
-    assert engine.free_slots == target.max_slots
+    assert engine.free_slots == engine.target.max_slots
 
 
 @pytest.mark.parametrize("own", [0, 1])
 def test_an_error_concerns_those_who_cause_it(own: int) -> None:
-    """Guards against a request that cannot be served taking down whoever makes the step, and against its own caller
-    never hearing of it."""
+    """Guards against a request that takes down whoever makes the step, and a caller of it who never hears of it."""
     engine = toy_engine()
-    sessions = [engine.add(PROMPT, PARAMS, proposer)[0] for proposer in (Stubborn(), EmptyDraft())]
+    sessions = [engine.add(PROMPT, PARAMS, proposer)[0] for proposer in (stubborn(), EmptyDraft())]
 
     def wait() -> None:
         engine.run_until(lambda: sessions[own].has_ended, [sessions[own]])
@@ -171,13 +152,13 @@ def test_who_waits_behind_requests_that_fail_hears_of_it() -> None:
     """Guards against a caller that waits for ever where all slots are held by requests whose steps fail, and against
     failing while others may still make room."""
     engine = toy_engine(max_slots=2)
-    stuck, healthy = (engine.add(PROMPT, PARAMS, proposer)[0] for proposer in (Stubborn(), EmptyDraft()))
+    stuck, healthy = (engine.add(PROMPT, PARAMS, proposer)[0] for proposer in (stubborn(), EmptyDraft()))
     engine.step()
     (waiting,) = engine.add([9, 9], PARAMS, EmptyDraft())
     engine.run_until(lambda: waiting.has_ended, [waiting])
     assert healthy.has_ended
     assert waiting.generated == alone([9, 9], PARAMS)
-    (other,) = engine.add(PROMPT, PARAMS, Stubborn())
+    (other,) = engine.add(PROMPT, PARAMS, stubborn())
     with pytest.raises(ZeroDivisionError):
         engine.run_until(lambda: other.has_ended, [other])
     (waiting,) = engine.add([9, 9], PARAMS, EmptyDraft())

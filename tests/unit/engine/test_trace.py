@@ -63,8 +63,7 @@ FAMILIES: dict[str, tuple[Callable[[], Proposer], set[str]]] = {
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_says_who_named_its_tokens(family: str, temperature: float) -> None:
-    """Guards against a family whose tokens are said to come from elsewhere, a path that is not the emitted tokens, and
-    counters that disagree with it."""
+    """Guards against tokens said to come from elsewhere, a path of other tokens, and counters that disagree with it."""
     make, expected = FAMILIES[family]
     events, metrics = traced(make(), budget=14 if family == "graft" else None, temperature=temperature)
     rounds = [one for event in events for one in event.rounds]
@@ -108,9 +107,8 @@ def test_counters_are_those_of_the_answer_and_not_of_the_path() -> None:
     (plain,) = decode(Engine(ToyTarget(VOCAB)), [PROMPT], [SamplingParams(max_new_tokens=20)], [EmptyDraft()])
     stop = text_of(plain.generated[4:7])
     engine = Engine(ToyTarget(VOCAB), CharDetokenizer)
-    session = run(
-        engine, PROMPT, SamplingParams(max_new_tokens=20, stop=(stop,), trace=True), OracleDrafter([plain.ids])
-    )
+    params = SamplingParams(max_new_tokens=20, stop=(stop,), trace=True)
+    session = run(engine, PROMPT, params, OracleDrafter([plain.ids]))
     (event,) = [event for event in session.events if event.rounds]
     assert len(event.rounds[0].path) == 9
     assert session.metrics.accepted_by_origin == {"drafted": session.metrics.accepted}
@@ -119,16 +117,12 @@ def test_counters_are_those_of_the_answer_and_not_of_the_path() -> None:
 
 
 def test_a_tree_keeps_its_origins_when_it_is_cut() -> None:
-    """Guards against origins that stay behind when nodes below an ending token are left out."""
+    """Guards against origins that stay behind when nodes below an ending token are left out, or are shifted by one."""
     origins: tuple[NodeOrigin, ...] = ("pending", "drafted", "matched", "retrieved", "forced")
     tree = DraftTree(torch.tensor([1, 9, 2, 3, 4]), Topology.of([-1, 0, 1, 0, 3]), origins=origins)
     cut = tree.without_unreachable({9}, tree.tokens.tolist())
     assert cut.origins == ("pending", "drafted", "retrieved", "forced")
     assert cut.with_forced([7, 8], [1, 4]).origins == (*cut.origins, "forced", "forced")
     assert DraftTree.chain(torch.tensor([1, 2])).origins == ("pending", "drafted")
-
-
-def test_as_many_origins_as_nodes() -> None:
-    """Guards against a proposer whose origins are shifted by one."""
     with pytest.raises(ValueError, match="1 origins on a topology of 2 nodes"):
         DraftTree(torch.tensor([1, 2]), Topology.chain(2), origins=("pending",))

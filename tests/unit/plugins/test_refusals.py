@@ -64,10 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position_ids": torch.arange(17).repeat(3, 1) + 1}, "position_ids"),
     ({"output_router_logits": True}, "."),
     ({"synced_gpus": True}, "synced_gpus=True"),
-    (
-        {"eos_token_id": 3, "logits_processor": [MinNewTokensLengthLogitsProcessor(17, 5, 7)]},
-        "its eos_token_id=.7. are",
-    ),
+    ({"eos_token_id": 3, "logits_processor": [MinNewTokensLengthLogitsProcessor(17, 5, 7)]}, "its eos_token_id=.7."),
     ({"repetition_penalty": 1.4}, "repetition_penalty=1.4: stock `generate` penalises the padding"),
 ]
 
@@ -116,14 +113,10 @@ def test_attention_that_differs_from_the_trained_one_is_refused() -> None:
         generate(capped, padded(), "plain")
 
 
-def test_a_quantised_cache_is_refused(model: PreTrainedModel) -> None:
-    """Guards against full precision where a coarser cache, which says other things, was asked for."""
+def test_what_transformers_hides_is_refused(model: PreTrainedModel) -> None:
+    """Guards against full precision where a coarser cache was asked for, and an assistant loaded for nothing."""
     with pytest.raises(InvalidRequest, match="cache_implementation='quantized'"):
         check_config(model, GenerationConfig(cache_implementation="quantized"), None)
-
-
-def test_an_assistant_is_refused_though_transformers_hides_it(model: PreTrainedModel) -> None:
-    """Guards against an assistant model that is loaded for nothing."""
     with pytest.raises(InvalidRequest, match="assisted_generation"):
         generate(model, padded((6,)), "recycle", assistant_model=model)
 

@@ -24,13 +24,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 def asked(loaded: tuple[Any, Any], **options: Any) -> dict[str, Any]:
     ids = torch.tensor([loaded[1](prompt).input_ids for prompt in PROMPTS])
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "max_new_tokens": 32,
-        "pad_token_id": PAD,
-        **options,
-    }
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 32, "pad_token_id": PAD}
+    return given | options
 
 
 def some_strings(loaded: tuple[Any, Any]) -> list[list[str]]:
@@ -77,10 +72,8 @@ def test_one_row_and_a_criterion_of_ones_own(loaded: tuple[Any, Any]) -> None:
         assert torch.equal(ours, model.generate(**one))
         lengths.append(ours.shape[1] - len(PROMPTS[0]))
     assert min(lengths) < 32, "a row must end by a stop string"
-    ours = model.generate(
-        **one | {"do_sample": True, "num_return_sequences": 3}, custom_generate=outpace.custom_generate(seed=3)
-    )
-    assert ours.shape[0] == 3
+    sampled = one | {"do_sample": True, "num_return_sequences": 3}
+    assert model.generate(**sampled, custom_generate=outpace.custom_generate(seed=3)).shape[0] == 3
     told = one | {"stop_strings": strings, "stopping_criteria": None}
     with pytest.raises(ValueError, match="tokenizer"):
         model.generate(**told, custom_generate=outpace.custom_generate())

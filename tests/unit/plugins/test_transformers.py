@@ -217,9 +217,8 @@ def test_weights_changed_between_calls_are_seen() -> None:
             if change == 1:
                 model.lm_head.weight.mul_(-0.7)  # type: ignore[operator, union-attr]
             elif change == 2:
-                model.get_output_embeddings().weight = torch.nn.Parameter(
-                    model.get_output_embeddings().weight.roll(3, 0)
-                )
+                head: Any = model.get_output_embeddings()
+                head.weight = torch.nn.Parameter(head.weight.roll(3, 0))
             elif change == 3:
                 model.to(torch.float64)  # type: ignore[arg-type]
         answers.append(generate(model, inputs))

@@ -60,8 +60,7 @@ class Served:
         return openai.OpenAI(base_url=f"{self.url}/v1", **given)
 
     def chat(self, text: str = "Hi", **options: Any) -> Any:
-        """An answer by the openai package; greedy, 12 tokens, unless the options say otherwise. Of a stream, its
-        chunks."""
+        """An answer by the openai package, by default greedy and of 12 tokens. Of a stream, its chunks."""
         given: dict[str, Any] = {"temperature": 0, "max_tokens": 12} | options
         with self.client() as client:
             said: Any = client.chat.completions.create(
@@ -72,6 +71,10 @@ class Served:
     def post(self, body: Any = None, path: str = "/v1/chat/completions", **options: Any) -> httpx.Response:
         with self.http as http:
             return http.post(path, json=body, **options) if body is not None else http.post(path, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        with self.http as http:
+            return http.get(path, **options)
 
     def metric(self, name: str, **labels: str) -> float | None:
         """A figure of vLLM's name, as `/metrics` would say it."""

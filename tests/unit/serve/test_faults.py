@@ -39,9 +39,8 @@ def test_a_request_that_breaks_steps_fails_alone(model: Model) -> None:
     """Guards against a fault that ends its neighbours' answers, or is met again at every step for ever."""
     spec = parse_method("lookup:budget=2")
     model._proposers._recent[spec] = model._proposers._alive[spec] = Faulty(at=5)
-    bodies = [
-        CHAT | {"max_tokens": 40, "temperature": 0, "seed": index, "stream": index % 2 == 1} for index in range(4)
-    ]
+    common = CHAT | {"max_tokens": 40, "temperature": 0}
+    bodies = [common | {"seed": index, "stream": index % 2 == 1} for index in range(4)]
     for body in bodies[:2]:
         body["outpace"] = {"method": "lookup:budget=2"}
     expected = model.generate(CHAT["messages"], max_new_tokens=40).text

@@ -67,17 +67,11 @@ def raw(one: Served, body: dict[str, Any]) -> socket.socket:
 def test_keys(model: Model) -> None:
     """Guards against requests without a key, with another, or with one that is no text."""
     with serving(model, api_keys=("sesame", "open")) as one:
-        for headers in (
-            {},
-            {"Authorization": "Bearer ses"},
-            {"Authorization": "sesame"},
-            {"Authorization": b"Bearer \xff"},
-        ):
-            assert error_of(one.post(CHAT, headers=headers), 401)["code"] == "invalid_api_key"
-        with one.http as http:
-            assert [http.get(path).status_code for path in ("/v1/models", "/health", "/ready", "/metrics")] == [
-                401, 200, 200, 200,
-            ]  # fmt: skip
+        assert error_of(one.post(CHAT), 401)["code"] == "invalid_api_key"
+        for wrong in ("Bearer ses", "sesame", b"Bearer \xff"):
+            assert error_of(one.post(CHAT, headers={"Authorization": wrong}), 401)["code"] == "invalid_api_key"
+        paths = ("/v1/models", "/health", "/ready", "/metrics")
+        assert [one.get(path).status_code for path in paths] == [401, 200, 200, 200]
         for key in ("sesame", "open"):
             with one.client(api_key=key) as client:
                 assert client.models.list().data[0].id == NAME
@@ -177,41 +171,33 @@ def test_a_request_for_another_protocol_does_not_end_the_server(model: Model) ->
         connection.settimeout(5)
         assert connection.recv(1000).startswith(b"HTTP/1.1 4")
         time.sleep(1.3)  # all connections are looked at once a second
-        with one.http as http:
-            assert http.get("/health").status_code == 200
+        assert one.get("/health").status_code == 200
 
 
-def test_where_it_listens_is_logged(model: Model) -> None:
-    """Guards against a port that the system chose and nobody learns."""
-    with serving(model) as one:
-        assert [line["url"] for line in one.log.lines if line["event"] == "listening"] == [one.url]
+def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_loaded() -> None:
+    """Guards against a start that loads gigabytes and then cannot listen, for others have the port or the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for host, port, said in (
+            ("127.0.0.1", taken.getsockname()[1], r"port=\d+: Address already in use; choose another"),
+            ("203.0.113.1", 0, r"host='203\.0\.113\.1': Cannot assign"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                serve(lambda: pytest.fail("was loaded"), ServeSettings((NAME,), host=host, port=port))
 
 
-def test_an_address_of_another_machine_is_refused_before_the_model_is_loaded() -> None:
-    """Guards against a start that loads gigabytes and then cannot listen."""
-    with pytest.raises(InvalidRequest, match=r"host='203\.0\.113\.1': Cannot assign"):
-        serve(lambda: pytest.fail("was loaded"), ServeSettings((NAME,), host="203.0.113.1", port=0))
-
-
-def test_a_request_that_takes_too_long(model: Model) -> None:
-    """Guards against requests that hold a slot for ever."""
-    with serving(model, timeout=0.3) as one:
-        assert error_of(one.post(LONG), 504)["type"] == "timeout_error"
-        with pytest.raises(openai.APIError, match="took longer"):
-            one.chat(max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
-        one.assert_idle()
-
-
-def test_what_is_prepared_for_too_long(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a time limit that begins when prompts are encoded and grammars compiled, which may take long."""
+def test_a_request_that_takes_too_long(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against requests that hold a slot for ever, and a time limit that begins after prompts were encoded."""
 
     async def slowly(work: Any) -> Any:
         await asyncio.sleep(30)
 
     with serving(model, timeout=0.3) as one:
-        with monkeypatch.context() as patch:
-            patch.setattr(one.service, "prepared", slowly)
-            assert error_of(one.post(CHAT), 504)["type"] == "timeout_error"
+        assert error_of(one.post(LONG), 504)["type"] == "timeout_error"
+        with pytest.raises(openai.APIError, match="took longer"):
+            one.chat(max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+        one.assert_idle()
+        monkeypatch.setattr(one.service, "prepared", slowly)
+        assert error_of(one.post(CHAT), 504)["type"] == "timeout_error"
         one.assert_idle()
 
 
@@ -227,9 +213,8 @@ def test_a_prompts_time_is_not_the_queues(model: Model, monkeypatch: pytest.Monk
         patch.setattr(model.target, "run_pass", slowly)
         assert one.chat(max_tokens=2).choices[0].message.content
         one.assert_idle()
-        queue, prefill, inference = (
-            one.metric(f"request_{phase}_time_seconds_sum") or 0.0 for phase in ("queue", "prefill", "inference")
-        )
+        phases = [f"request_{phase}_time_seconds_sum" for phase in ("queue", "prefill", "inference")]
+        queue, prefill, inference = (one.metric(phase) or 0.0 for phase in phases)
     assert queue < 0.5 <= prefill <= inference
 
 
@@ -248,11 +233,9 @@ def test_a_drain_finishes_what_runs_and_turns_others_away(model: Model) -> None:
         wait_until(lambda: one.service.occupancy()[0] == 2)
         one.server.handle_exit(signal.SIGTERM, None)
         with one.http as http:
-            ready = http.get("/ready").status_code
-            refused = http.post("/v1/chat/completions", json=CHAT)
-            health = http.get("/health").status_code
-        assert (ready, health) == (503, 200)
-        assert error_of(refused, 503)["code"] == "unavailable"
+            assert http.get("/ready").status_code == 503
+            assert error_of(http.post("/v1/chat/completions", json=CHAT), 503)["code"] == "unavailable"
+            assert http.get("/health").status_code == 200
         assert running[0].result().json()["usage"]["completion_tokens"] == 300
         events = running[1].result().text
         assert events.count('"finish_reason":"length"') == 1
@@ -272,15 +255,6 @@ def test_a_second_signal_ends_at_once(model: Model) -> None:
             answer.result()
 
 
-def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(model: Model) -> None:
-    """Guards against a start that loads gigabytes and then fails."""
-    with (
-        serving(model) as one,
-        pytest.raises(InvalidRequest, match=r"port=\d+: Address already in use; choose another"),
-    ):
-        serve(lambda: pytest.fail("was loaded"), ServeSettings((NAME,), port=int(one.url.rpartition(":")[2])))
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_that_has_lost_its_engine_says_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a dead server that a supervisor keeps alive, and requests that hang."""
@@ -289,8 +263,7 @@ def test_a_server_that_has_lost_its_engine_says_so(model: Model, monkeypatch: py
             patch.setattr(EngineThread, "_news_of", None)
             assert error_of(one.post(CHAT), 504)["code"] == "timeout"
         wait_until(lambda: not one.service.is_healthy)
-        with one.http as http:
-            assert [http.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
+        assert [one.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
         assert "lost its engine" in error_of(one.post(CHAT), 503)["message"]
         for session in model.engine._roster.running():  # the model serves other tests
             model.engine.cancel(session)
@@ -317,18 +290,17 @@ def test_a_bounded_number_of_methods_is_kept(model: Model) -> None:
             return one.post(CHAT | {"outpace": {"method": method}})
 
         assert [ask(method).status_code for method in ("recycle", "plain", "recycle:", " plain")] == [200] * 4
-        assert (
-            "use outpace:draft=none, plain, recycle, or start it with a larger --max-methods"
-            in error_of(ask("lookup"))["message"]
-        )
+        refused = error_of(ask("lookup"))["message"]
+        assert "use outpace:draft=none, plain, recycle, or start it with a larger --max-methods" in refused
         for name in ("outpace:draft=none", "outpace"):
             assert ask(name).status_code == 200, "the default is no extra"
 
 
 def test_ids_logs_and_prompts(model: Model) -> None:
-    """Guards against requests that cannot be found in the log, and prompts that are there unasked."""
+    """Guards against a chosen port or requests that the log does not show, and prompts that are there unasked."""
     secret = CHAT | {"messages": [{"role": "user", "content": "my secret"}]}
     with serving(model) as one:
+        assert [line["url"] for line in one.log.lines if line["event"] == "listening"] == [one.url]
         assert one.post(secret, headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
         assert one.post(secret, headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
         one.post(CHAT | {"messages": [{"role": "user", "content": ["my secret"]}]})
@@ -359,8 +331,7 @@ def test_metrics_count_what_was_answered(model: Model) -> None:
             ("request_queue_time_seconds", 1), ("request_prefill_time_seconds", 1),
         ):  # fmt: skip
             assert value(f"{histogram}_count") == count, histogram
-        with one.http as http:
-            page = http.get("/metrics")
+        page = one.get("/metrics")
         assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in page.text
         assert "vllm:prefix_cache_queries_total" in page.text
 
@@ -369,45 +340,31 @@ def test_answers_of_every_method_are_plains_with_cancels_going_on(model: Model) 
     """Guards against a method that says something else in company, or when its neighbours are cut short."""
     methods = ("outpace:draft=none", "recycle", "lookup", "lookahead", "samd", "linear:budget=3")
     asked = [(method, temperature, index) for method in methods for index, temperature in enumerate((0.0, 1.0))]
+    known = []
+    for index, temperature in enumerate((0.0, 1.0)):
+        options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": index, "method": "plain"}
+        known.append(model.generate(f"go {index} go {index}", **options).text)
 
-    def expected(temperature: float, index: int) -> str:
-        return model.generate(
-            f"go {index} go {index}", max_new_tokens=24, temperature=temperature, seed=index, method="plain"
-        ).text
+    with serving(model) as one:
 
-    known = {(temperature, index): expected(temperature, index) for _, temperature, index in asked}
+        def ask(method: str, temperature: float, index: int) -> Any:
+            body = {"model": NAME, "prompt": f"go {index} go {index}", "temperature": temperature, "seed": index}
+            answer = one.post(body | {"max_tokens": 24, "outpace": {"method": method}}, "/v1/completions")
+            return answer.json()["choices"][0]["text"]
 
-    async def ask(client: openai.AsyncOpenAI, method: str, temperature: float, index: int) -> str:
-        answer = await client.completions.create(
-            model=NAME, prompt=f"go {index} go {index}", max_tokens=24, temperature=temperature, seed=index,
-            extra_body={"outpace": {"method": method}},
-        )  # fmt: skip
-        return answer.choices[0].text
+        def leave(index: int) -> None:
+            with one.client(_strict_response_validation=False) as client:
+                stream = client.completions.create(model=NAME, prompt="x" * index, max_tokens=500, stream=True)
+                next(stream)
+                stream.close()
 
-    async def leave(client: openai.AsyncOpenAI, index: int) -> None:
-        stream = await client.completions.create(model=NAME, prompt="x" * index, max_tokens=500, stream=True)
-        async for _ in stream:
-            break
-        await stream.close()
-
-    async def together(url: str, concurrency: int) -> list[str]:
-        gate = asyncio.Semaphore(concurrency)
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-
-            async def one(method: str, temperature: float, index: int) -> str:
-                async with gate:
-                    return await ask(client, method, temperature, index)
-
-            leaving = [asyncio.create_task(leave(client, index)) for index in range(1, 9)]
-            answers = await asyncio.gather(*(one(*case) for case in asked))
-            await asyncio.gather(*leaving)
-            return answers
-
-    with serving(model) as served:
         for concurrency in (1, 16):
-            answers = asyncio.run(together(served.url, concurrency))
-            assert answers == [known[temperature, index] for _, temperature, index in asked]
-        served.assert_idle()
+            with ThreadPoolExecutor(8) as leavers, ThreadPoolExecutor(concurrency) as pool:
+                leaving = leavers.map(leave, range(1, 9))
+                answers = list(pool.map(lambda case: ask(*case), asked))
+                assert list(leaving) == [None] * 8
+            assert answers == known * len(methods)
+        one.assert_idle()
 
 
 def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
@@ -425,8 +382,7 @@ def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
     thread.start()
     wait_until(lambda: server.started)
     one = Served(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", model, service, server, Lines())
-    with one.http as http:
-        assert [http.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [200, 503, 503]
+    assert [one.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [200, 503, 503]
     assert "loading" in error_of(one.post(CHAT), 503)["message"]
     may_go_on.set()
     thread.join(10)

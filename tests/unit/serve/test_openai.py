@@ -38,24 +38,17 @@ class Verdict(BaseModel):
     points: list[Literal[1, 2]] = Field(max_length=2)
 
 
-def streamed(chunks: Any) -> tuple[str, list[str | None], Any]:
-    """Text, finish reasons and usage of a stream."""
-    text, reasons, usage = "", [], None
-    for chunk in chunks:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            text += choice.delta.content or ""
-            reasons += [choice.finish_reason] if choice.finish_reason else []
-    return text, reasons, usage
-
-
 def test_whole_and_streamed_answers_are_the_same_and_the_engines(served: Served) -> None:
     """Guards against a stream that loses, doubles or splits characters: the tiny model says bytes that are none."""
     said = served.model.generate([{"role": "user", "content": "Hi"}], max_new_tokens=60)
     assert "\ufffd" in said.text, "the test is about broken characters"
     whole = served.chat(max_tokens=60)
-    text, reasons, usage = streamed(served.chat(max_tokens=60, stream=True, stream_options={"include_usage": True}))
+    chunks = served.chat(max_tokens=60, stream=True, stream_options={"include_usage": True})
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    text = "".join(choice.delta.content or "" for choice in choices)
+    usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
     assert whole.choices[0].message.content == text == said.text
+    reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
     assert reasons == [whole.choices[0].finish_reason] == [said.finish_reason]
     assert usage == whole.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(said.prompt_ids), len(said.token_ids))
@@ -162,14 +155,10 @@ def test_the_extensions_other_fields_reach_the_engine(served: Served, monkeypatc
     few = served.chat("go go go", max_tokens=40, extra_body={"outpace": {"report": True}}).choices[0].outpace
     assert 0 < few["drafted"] <= few["steps"]
     how: Any = {"max_tokens": 40, "temperature": 1.0, "seed": 3}
-    said = [
-        served.chat(**how, extra_body={"outpace": {"method": "plain", "verification": rule}}).choices[0].message.content
-        for rule in ("match", "rejection")
-    ]
-    own = served.model.generate(
-        [{"role": "user", "content": "Hi"}],
-        max_new_tokens=40, temperature=1.0, seed=3, method="plain", verification="rejection",
-    )  # fmt: skip
+    rules = [{"outpace": {"method": "plain", "verification": rule}} for rule in ("match", "rejection")]
+    said = [served.chat(**how, extra_body=rule).choices[0].message.content for rule in rules]
+    options: Any = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3, "method": "plain", "verification": "rejection"}
+    own = served.model.generate([{"role": "user", "content": "Hi"}], **options)
     assert said[0] != said[1] == own.text
 
 
@@ -203,9 +192,8 @@ def test_structured_output_is_parsed_by_the_openai_package(served: Served) -> No
         assert isinstance(parsed.parsed, Verdict)
         with client.chat.completions.stream(**ask, response_format=Verdict) as stream:
             assert stream.get_final_completion().choices[0].message.parsed == parsed.parsed
-        plain = client.chat.completions.parse(
-            **ask, response_format=Verdict, extra_body={"outpace": {"method": "plain"}}
-        )
+        ask["extra_body"] = {"outpace": {"method": "plain"}}
+        plain = client.chat.completions.parse(**ask, response_format=Verdict)
         assert plain.choices[0].message.content == parsed.content
         for outputs, fits in (
             ({"json": schema}, lambda text: Verdict.model_validate_json(text)),
@@ -213,9 +201,8 @@ def test_structured_output_is_parsed_by_the_openai_package(served: Served) -> No
             ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdecimal()),
             ({"grammar": 'start: "a" "b"+ "c"'}, lambda text: text.startswith("ab") and text.endswith("bc")),
         ):
-            answer = client.completions.create(
-                model=NAME, prompt="x", max_tokens=60, seed=2, extra_body={"structured_outputs": outputs}
-            )
+            wish = {"structured_outputs": outputs}
+            answer = client.completions.create(model=NAME, prompt="x", max_tokens=60, seed=2, extra_body=wish)
             assert answer.choices[0].finish_reason == "length" or fits(answer.choices[0].text), outputs
             assert answer.choices[0].finish_reason == "stop" or "grammar" in outputs, outputs
 
@@ -243,34 +230,22 @@ def test_tools_are_called_as_asked(served: Served) -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
 def test_calls_are_read_out_of_text(step: int) -> None:
-    """Guards against text before or behind a call that is lost, marks cut by pieces that are shown, and text within
-    marks that is no call."""
-    call = '<tool_call>\n{"name": "%s", "arguments": {"a": %d}}\n</tool_call>'
-    text = f"Hi {call % ('f', 1)} x <tool_call>bad</tool_call> <too {call % ('g', 2)} <tool_call>"
+    """Guards against text before or behind a call that is lost, marks cut by pieces that are shown, text within marks
+    that is no call, and a call that is taken for text because it speaks of calls."""
+    plain, speaking = (json.dumps({"a": value}) for value in (1, 'say "</tool_call>" and <tool_call>'))
+    call = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+    text = f"Hi {call % ('f', plain)} x <tool_call>bad</tool_call> <too {call % ('g', speaking)} <tool_call>"
     reader, deltas = CallReader(), list[dict[str, Any]]()
     for start in range(0, len(text), step):
         deltas += reader.push(text[start : start + step])
         assert not any("<tool_" in delta.get("content", "").replace("<tool_call>bad", "") for delta in deltas)
     deltas += reader.close()
     calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
-    assert [(one["index"], one["function"]["name"], one["function"]["arguments"]) for one in calls] == [
-        (0, "f", '{"a": 1}'),
-        (1, "g", '{"a": 2}'),
-    ]
+    named = [(one["index"], one["function"]["name"], one["function"]["arguments"]) for one in calls]
+    assert named == [(0, "f", plain), (1, "g", speaking)]
     said = "".join(delta.get("content", "") for delta in deltas)
     assert said.split() == ["Hi", "x", "<tool_call>bad</tool_call>", "<too", "<tool_call>"]
     assert reader.has_called
-
-
-@pytest.mark.parametrize("step", [1, 1000])
-def test_marks_within_arguments_end_no_call(step: int) -> None:
-    """Guards against a call that is taken for text because it speaks of calls."""
-    inside = json.dumps({"name": "f", "arguments": {"a": 'say "</tool_call>" and <tool_call>'}})
-    text, reader, deltas = f"<tool_call>\n{inside}\n</tool_call>", CallReader(), list[dict[str, Any]]()
-    for start in range(0, len(text), step):
-        deltas += reader.push(text[start : start + step])
-    (call,) = [one for delta in deltas + reader.close() for one in delta.get("tool_calls", ())]
-    assert json.loads(call["function"]["arguments"])["a"] == 'say "</tool_call>" and <tool_call>'
 
 
 def test_arguments_of_calls_are_objects() -> None:
