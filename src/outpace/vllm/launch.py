@@ -83,11 +83,10 @@ class ServeCommand:
         return " ".join([*shown, shlex.join(_without_secrets(self.arguments))])
 
 
-def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
-    """The `vllm serve` command of a server. `exports`: a folder for models that vLLM cannot read as they are; by
-    default in the user's cache folder."""
+def command(server: VllmServer) -> ServeCommand:
+    """The `vllm serve` command of a server. Models that vLLM cannot read as they are go to the user's cache folder."""
     check_installed()
-    exports = exports or user_cache_path("outpace") / "exports"
+    exports = user_cache_path("outpace") / "exports"
     made = ["serve", _folder_of(server.loading.model, exports), "--served-model-name", *server.names]
     made += server.nodes.arguments
     if not server.nodes.node_rank:
