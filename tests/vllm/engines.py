@@ -38,8 +38,7 @@ os.environ |= {name: os.environ.get(name, value) for name, value in VARIABLES.it
 
 @dataclass
 class Proposed:
-    """What a drafter proposed in one step. `context`: ids that the target has committed of each request, the last one
-    included."""
+    """What a drafter proposed in one step. `context`: all ids that the target has committed of each request."""
 
     context: list[list[int]]
     drafts: list[list[int]]

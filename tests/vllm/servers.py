@@ -18,10 +18,6 @@ STARTING_S, ENDING_S = 900.0, 30.0  # half a minute, or many times that on a bus
 SMALL = ("--dtype", "float32", "--max-model-len", "512", "--no-enable-prefix-caching")
 
 
-class NotStarted(Exception):
-    """The server ended, or did not begin to answer; with what it said."""
-
-
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as one:
@@ -84,7 +80,7 @@ def cores(workers: int) -> str:
 
 
 def wait_until_ready(one: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return when the server answers."""
+    """Return when the server answers; an error says what it said if it ended, or did not begin to answer."""
     until = monotonic() + STARTING_S
     while monotonic() < until and one.poll() is None:
         try:
@@ -92,4 +88,4 @@ def wait_until_ready(one: subprocess.Popen[bytes], port: int, log: Path) -> None
                 return
         except httpx.TransportError:
             sleep(0.5)
-    raise NotStarted(f"status {one.poll()}: {log.read_text(errors='replace')[-3000:]}")
+    raise RuntimeError(f"status {one.poll()}: {log.read_text(errors='replace')[-3000:]}")

@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.domino.files import export_domino, read_domino
-from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
-from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from tests.vllm.engines import engine, speculative
-from tests.vllm.tiny import BLOCK, VOCAB, Tiny
+from tests.vllm.tiny import BLOCK, VOCAB, Tiny, write_ranked
 
 pytestmark = pytest.mark.thorough  # `make test-vllm` has them, its quick part has not
 ROOT = Path(__file__).parents[2]
@@ -25,28 +22,6 @@ START = 420.0
 """Seconds that workers may take: half a minute, or many times that on a busy machine."""
 
 
-def environment(cores: str) -> dict[str, str]:
-    """Of engines in processes of their own, each worker on its core."""
-    return os.environ | {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-
-
-@pytest.fixture(scope="module")
-def ranked(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drafter with a ranked vocabulary, whose rows of the target's head are spread over workers."""
-    folder, ids = tmp_path_factory.mktemp("distributed") / "ranked", torch.arange(0, VOCAB, 3)
-    write_checkpoint(folder, *export_domino(read_domino(read_checkpoint(tiny.shifted)), "domino", ids=ids))
-    save_vocabulary(folder / FILE_NAME, ids, VOCAB)
-    write_index(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: Tiny, ranked: Path) -> tuple[list[list[int]], tuple[int, int]]:
-    """What one worker says, and its counts of drafts."""
-    with engine(tiny.target, speculative("dflash", ranked, BLOCK - 1)) as made:
-        return made.generate(PROMPTS, LENGTH), made.counts()
-
-
 def on_two_workers(
     target: Path, speculation: Mapping[str, Any], **more: Any
 ) -> tuple[list[list[int]], tuple[int, int]]:
@@ -54,18 +29,24 @@ def on_two_workers(
     settings = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **more}
     asked = {"model": str(target), "speculation": speculation, "settings": settings}
     command = [sys.executable, "-m", "tests.vllm.generate", json.dumps({**asked, "prompts": PROMPTS, "length": LENGTH})]
-    done = subprocess.run(command, cwd=ROOT, env=environment("0|1"), capture_output=True, text=True, timeout=START)
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # each worker on its core
+    around = os.environ | variables
+    done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, timeout=START)
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"answers"')))
     drafted, accepted = said["counts"]
     return said["answers"], (drafted, accepted)
 
 
-def test_two_workers_say_what_one_says(
-    tiny: Tiny, ranked: Path, alone: tuple[list[list[int]], tuple[int, int]]
-) -> None:
-    """Guards against rows of the target's head that a worker has not, and a head that drafts another chain on each."""
-    assert on_two_workers(tiny.target, speculative("dflash", ranked, BLOCK - 1)) == alone
+def test_two_workers_say_what_one_says(tiny: Tiny, tmp_path: Path) -> None:
+    """Guards against rows of the target's head that a worker has not, and a head that drafts another chain on each: of
+    a ranked vocabulary they are spread over workers."""
+    ids = torch.arange(0, VOCAB, 3)
+    write_ranked(tmp_path / "ranked", tiny.shifted, ids, rows=ids)
+    speculation = speculative("dflash", tmp_path / "ranked", BLOCK - 1)
+    with engine(tiny.target, speculation) as made:
+        alone = made.generate(PROMPTS, LENGTH), made.counts()
+    assert on_two_workers(tiny.target, speculation) == alone
 
 
 @pytest.mark.parametrize(("name", "kind"), [("Retrieval", None), ("Graft", "eagle3"), ("Union", "domino")])

@@ -1,17 +1,13 @@
 """Domino in vLLM: drafts are our own engine's, answers plain decoding's, and nobody else's drafter is touched."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from outpace.drafters.domino.files import export_domino, read_domino
-from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
-from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
-from tests.vllm.engines import Engine, engine, speculative
+from tests.vllm.engines import engine, speculative
 from tests.vllm.ours import assert_same_drafts, our_drafts
-from tests.vllm.tiny import BLOCK, VOCAB, Tiny
+from tests.vllm.tiny import BLOCK, VOCAB, Tiny, write_ranked
 
 PROMPTS = [[5, 9, 14, 200, 31], [7, 7, 300], [44, 101, 6, 6, 80, 12, 90]]
 LENGTH = 24
@@ -24,17 +20,12 @@ def wanted(tiny: Tiny) -> list[list[int]]:
         return plain.generate(PROMPTS, LENGTH)
 
 
-def drafting(tiny: Tiny, folder: Path) -> Iterator[Engine]:
-    with engine(tiny.target, speculative("dflash", folder, BLOCK - 1)) as made:
-        yield made
-
-
 @pytest.mark.parametrize("kind", ["domino", "shifted"])
 def test_drafts_are_our_own_engines(tiny: Tiny, wanted: list[list[int]], kind: str) -> None:
     """Guards against a head that reads a position off, in either alignment."""
     folder = getattr(tiny, kind)
     answers, drafts = our_drafts(tiny.target, "domino", folder, PROMPTS, LENGTH)
-    for made in drafting(tiny, folder):
+    with engine(tiny.target, speculative("dflash", folder, BLOCK - 1)) as made:
         recorded = made.record()
         assert made.generate(PROMPTS, LENGTH) == wanted == answers
         assert_same_drafts(drafts, recorded, at_least=90)
@@ -43,13 +34,10 @@ def test_drafts_are_our_own_engines(tiny: Tiny, wanted: list[list[int]], kind: s
 
 def test_a_ranked_vocabulary_and_a_narrow_w2(tiny: Tiny, wanted: list[list[int]], tmp_path: Path) -> None:
     """Guards against drafts beyond the ids a drafter was trained for, and rows of W2 at other ids than their own."""
-    net = read_domino(read_checkpoint(tiny.domino))
-    ranked, rows = torch.arange(0, VOCAB, 3), torch.arange(0, VOCAB, 2)
-    write_checkpoint(tmp_path / "ranked", *export_domino(net, "domino", ids=rows))
-    save_vocabulary(tmp_path / "ranked" / FILE_NAME, ranked, VOCAB)
-    write_index(tmp_path / "ranked")
-    answers, drafts = our_drafts(tiny.target, "domino", tmp_path / "ranked", PROMPTS, LENGTH)
-    for made in drafting(tiny, tmp_path / "ranked"):
+    folder, ranked = tmp_path / "ranked", torch.arange(0, VOCAB, 3)
+    write_ranked(folder, tiny.domino, ranked, rows=torch.arange(0, VOCAB, 2))
+    answers, drafts = our_drafts(tiny.target, "domino", folder, PROMPTS, LENGTH)
+    with engine(tiny.target, speculative("dflash", folder, BLOCK - 1)) as made:
         recorded = made.record()
         assert made.generate(PROMPTS, LENGTH) == wanted == answers
         assert_same_drafts(drafts, recorded, at_least=90)

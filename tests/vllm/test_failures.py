@@ -16,8 +16,6 @@ from outpace.vllm import cpu_sampling, versions
 from tests.vllm.engines import engine, speculative
 from tests.vllm.tiny import BLOCK, HIDDEN, Tiny, domino_config, randomised
 
-PROMPTS = [[5, 9, 14, 200, 31]]
-
 
 def lacking(tiny: Tiny, folder: Path) -> Path:
     """A drafter without one of its head's tensors."""
@@ -102,7 +100,7 @@ def test_sampling_that_cannot_be_mended_starts_no_engine_that_speculates(tiny: T
     with pytest.raises(RuntimeError, match="samples wrongly on a CPU"), engine(tiny.target, stock):
         pass
     with engine(tiny.target) as plain:
-        assert len(plain.generate(PROMPTS, 4, temperature=1.0, seed=1)[0]) == 4
+        assert len(plain.generate([[5, 9, 14, 200, 31]], 4, temperature=1.0, seed=1)[0]) == 4
 
 
 def test_the_fault_is_there_and_mended(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:

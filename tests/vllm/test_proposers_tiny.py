@@ -23,20 +23,13 @@ from tests.vllm.tiny import Tiny
 
 PROMPTS = [[5, 9, 14, 200, 31, 5, 9, 14], [7, 7, 300, 7, 7], [11, 12, 13, 11, 12], list(range(20, 60))]
 LENGTH, LONG, DRAFTS = 32, 120, 4
-CLASSES = {
-    "Matrix": None,
-    "Lookup": None,
-    "Automaton": None,
-    "Retrieval": None,
-    "Graft": "eagle3",
-    "DynaTree": "eagle3",
-    "Union": "domino",
-}
+CLASSES: dict[str, str | None] = dict.fromkeys(("Matrix", "Lookup", "Automaton", "Retrieval"))
+CLASSES |= {"Graft": "eagle3", "DynaTree": "eagle3", "Union": "domino"}
 
 
-def custom(name: str, drafts: int = DRAFTS) -> dict[str, Any]:
+def custom(name: str) -> dict[str, Any]:
     """The `speculative_config` of one of our classes."""
-    return speculative("custom_class", f"outpace.vllm.proposer.{name}", drafts)
+    return speculative("custom_class", f"outpace.vllm.proposer.{name}", DRAFTS)
 
 
 def settings(drafter: Path | None, **more: Any) -> dict[str, Any]:

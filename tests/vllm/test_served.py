@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from outpace import cli
 from outpace.api import Model, load
 from outpace.bench.endpoint import under_load
 from outpace.core.params import SamplingParams
@@ -18,6 +16,7 @@ from outpace.data.answers import read_answers
 from outpace.data.workload import WorkItem, read_workload
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import sampling_fields, speculation_counts
+from tests.cli.runner import run_json
 from tests.vllm.conftest import TARGET
 from tests.vllm.engines import engine
 from tests.vllm.servers import cores, serving, two_nodes
@@ -100,13 +99,10 @@ def test_eight_clients_at_once_are_told_what_plain_decoding_says(domino: Endpoin
 def test_the_benchs_curve(domino: Endpoint, tmp_path: Path) -> None:
     """Guards against figures of a server that are not there, such as acceptance, or a curve that changes answers."""
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"id": i.id, "dataset": i.dataset, "turns": i.turns}) + "\n" for i in _items())
-    )
+    lines = [json.dumps({"id": one.id, "dataset": one.dataset, "turns": one.turns}) for one in _items()]
+    prompts.write_text("\n".join(lines))
     arguments = ["bench", "--endpoint", domino.url, "-w", str(prompts), "--concurrency", "1,4", "--json"]
-    result = CliRunner().invoke(cli.app, [*arguments, "--max-new-tokens", "24"])
-    assert result.exit_code == 0, result.output
-    levels = json.loads(result.stdout.strip().splitlines()[-1])["levels"]
+    levels = run_json(*arguments, "--max-new-tokens", "24")["levels"]
     assert [row["concurrency"] for row in levels] == [1, 4]
     for row in levels:
         assert (row["equal"], row["source"], row["counted_by"]) == (1.0, "metrics", ["usage"])
@@ -128,8 +124,7 @@ def test_answers_for_training(domino: Endpoint, tmp_path: Path) -> None:
     for name, where in (("there", ["--endpoint", domino.url]), ("here", ["--dtype", "float32"])):
         out = str(tmp_path / name)
         command = ["train", "regenerate", "--target", TARGET, "--prompts", str(prompts), "--out", out, *where]
-        result = CliRunner().invoke(cli.app, [*command, "--max-new-tokens", "24"])
-        assert result.exit_code == 0, result.output
+        run_json(*command, "--max-new-tokens", "24")
         found.append({one.id: one.answers for one in read_answers(out)})
     assert found[0] == found[1]
     assert {len(answers) for answers in found[0].values()} == {1, 2}

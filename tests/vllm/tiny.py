@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.domino.files import export_domino, read_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
+from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
+from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from tests.unit.models.tiny import byte_tokenizer
 
 VOCAB, HIDDEN, LAYERS, BLOCK = 512, 256, 4, 5
@@ -58,7 +61,8 @@ def write_tiny(folder: Path) -> Tiny:
     first, second = (layer.self_attn.k_norm.weight for _, layer in plain.each_layer())
     first.data.copy_(second)  # vLLM's kernel for CPUs takes the first layer's for all; Domino's class knows better
     write_net(plain, made.dflash)
-    write_net(randomised(Eagle3Net(eagle3_config()), 2), made.eagle3, "midlayer")
+    eagle3 = Eagle3Config(**SIZES, rms_eps=1e-5, draft_vocab_size=VOCAB, own_head=True, taps=(1, 2, 3))
+    write_net(randomised(Eagle3Net(eagle3), 2), made.eagle3, "midlayer")
     write_net(randomised(DominoNet(domino_config(shift_label=False)), 3), made.domino, "domino")
     write_net(randomised(DominoNet(domino_config(shift_label=True)), 4), made.shifted, "sglang")
     return made
@@ -69,9 +73,11 @@ def domino_config(**changes: Any) -> DominoConfig:
     return DominoConfig(**{**BLOCKS, **HEAD, "shift_label": False, **changes})
 
 
-def eagle3_config() -> Eagle3Config:
-    """Of the drafter here."""
-    return Eagle3Config(**SIZES, rms_eps=1e-5, draft_vocab_size=VOCAB, own_head=True, taps=(1, 2, 3))
+def write_ranked(folder: Path, drafter: Path, ranked: Tensor, rows: Tensor) -> None:
+    """A Domino drafter with a ranked vocabulary, whose W2 has rows of some ids alone."""
+    write_checkpoint(folder, *export_domino(read_domino(read_checkpoint(drafter)), "domino", ids=rows))
+    save_vocabulary(folder / FILE_NAME, ranked, VOCAB)
+    write_index(folder)
 
 
 def randomised(net: Any, seed: int) -> Any:

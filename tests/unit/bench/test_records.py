@@ -16,37 +16,22 @@ from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
-from tests.unit.models.tiny import save_tiny_model
 
 METHODS = (
-    "plain",
-    "lookup:budget=6",
-    "recycle:budget=6",
-    "samd:budget=6",
-    "lookahead",
-    "dynatree:history=authors,depth=6,budget=6",
-    "outpace:draft=none,budget=6",
-)
+    "plain", "lookup:budget=6", "recycle:budget=6", "samd:budget=6", "lookahead",
+    "dynatree:history=authors,depth=6,budget=6", "outpace:draft=none,budget=6",
+)  # fmt: skip
 SAID = ("abc", "the cat", "0101", "abcabc", "xyz", "the dog")
 ITEMS = tuple(WorkItem(str(number), "letters", (text, text[::-1]), raw=True) for number, text in enumerate(SAID))
 PLAN = BenchPlan(METHODS, ITEMS, SamplingParams(max_new_tokens=12), batch_size=2, budget=6)
 COUNTS = (
-    "id",
-    "method",
-    "token_ids",
-    "steps",
-    "drafted",
-    "draft_passes",
-    "accepted",
-    "retrieved",
-    "accepted_per_depth",
-)
+    "id", "method", "token_ids", "steps", "drafted", "draft_passes", "accepted", "retrieved", "accepted_per_depth",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
-    return outpace.load(str(folder), "plain", drafter="early-exit:1", dtype="float32", device="cpu", max_num_seqs=2)
+def model(folder: str) -> Model:
+    return outpace.load(folder, "plain", drafter="early-exit:1", dtype="float32", device="cpu", max_num_seqs=2)
 
 
 def counts(records: Sequence[dict[str, Any]]) -> list[Any]:

@@ -80,9 +80,8 @@ def test_a_set_of_many_prompts_counts_once() -> None:
     """Guards against a mean over prompts that is called one over sets."""
     records = _sets({"chat": (1.0,) * 8, "code": (4.0,)})
     assert summarise(records)["fast"]["speedup_over_sets"] == pytest.approx(2.0)
-    row = summarise([record for record in records if record["method"] == "plain" or record["dataset"] == "chat"])[
-        "fast"
-    ]
+    without_code = [record for record in records if record["method"] == "plain" or record["dataset"] == "chat"]
+    row = summarise(without_code)["fast"]
     assert (row["sets"], row["speedup_over_sets"]) == ({"chat": 1.0, "code": None}, None)
     assert summarise(_sets({"chat": (2.0, 3.0)}))["fast"]["speedup_over_sets"] is None, "one set is no mean"
 
@@ -120,15 +119,8 @@ def test_tokens_per_step_counts_the_bonus_and_not_the_first_token() -> None:
 
 def test_phases_of_a_round() -> None:
     """Guards against figures per prompt, phases that are lost, and bookkeeping with drafting or the pass in it."""
-    spent = {
-        "draft_ms": 20.0,
-        "retrieve_ms": 3.0,
-        "merge_ms": 1.0,
-        "forward_ms": 60.0,
-        "verify_ms": 3.0,
-        "commit_ms": 2.0,
-        "observe_ms": 1.0,
-    }
+    spent = {"draft_ms": 20.0, "retrieve_ms": 3.0, "merge_ms": 1.0}
+    spent |= {"forward_ms": 60.0, "verify_ms": 3.0, "commit_ms": 2.0, "observe_ms": 1.0}
     records = [_record(index, "plain") for index in range(2)]
     records += [_record(index, "grafted", **spent, steps=5) for index in range(2)]
     figures = summarise(records)["grafted"]

@@ -28,7 +28,6 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from tests.unit.methods.test_presets import write_drafters
-from tests.unit.models.tiny import save_tiny_model
 
 METHODS = ("plain", "recycle:budget=6", "lookup")
 PARAMS = SamplingParams(max_new_tokens=12)
@@ -36,9 +35,8 @@ ITEMS = tuple(WorkItem(str(number), "letters", ("abc" * (number + 1),), raw=True
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
-    return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2)
+def model(folder: str) -> Model:
+    return outpace.load(folder, "plain", dtype="float32", device="cpu", max_num_seqs=2)
 
 
 class Watched:
@@ -73,9 +71,7 @@ def test_groups_are_decoded_together_method_by_method(model: Model, monkeypatch:
     orders = [(plain, recycle, lookup), (recycle, lookup, plain), (lookup, plain, recycle)]
     assert watched.calls == [(method, asked) for order, asked in zip(orders, said, strict=True) for method in order]
     assert len(done) == 5
-    assert [(record["id"], record["method"]) for record in records] == [
-        (i.id, method) for i in ITEMS for method in METHODS
-    ]
+    assert [(one["id"], one["method"]) for one in records] == [(item.id, name) for item in ITEMS for name in METHODS]
     assert [record["index"] for record in records] == [number for number in range(5) for _ in METHODS]
     groups = [(record["group"]["number"], record["group"]["size"]) for record in records]
     assert groups == [(0, 2)] * 6 + [(1, 2)] * 6 + [(2, 1)] * 3
@@ -127,9 +123,8 @@ def test_equality_is_told_prompt_by_prompt(model: Model, monkeypatch: pytest.Mon
 
     Wrong(model, monkeypatch)
     records = BenchRun(model, plan(check=False)).records()
-    assert [(r["id"], r["method"], r["finding"]["kind"]) for r in records if not r["equal"]] == [
-        ("3", "lookup", "unchecked")
-    ]
+    different = [(one["id"], one["method"], one["finding"]["kind"]) for one in records if not one["equal"]]
+    assert different == [("3", "lookup", "unchecked")]
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -147,12 +142,10 @@ def test_conversations_go_on_together(model: Model, monkeypatch: pytest.MonkeyPa
     items = tuple(replace(item, turns=(*item.turns, "xyz")) for item in ITEMS[:2])
     records = BenchRun(model, plan(items=items, methods=("lookup", "plain"))).records()
     assert [method for method, _ in watched.calls] == ["lookup", "plain"] * 2
+    firsts = {record["id"]: record["token_ids"][0] for record in records if record["method"] == "plain"}
     for place, item in enumerate(items):
-        answer = model.codec.decode(
-            next(r for r in records if r["method"] == "plain" and r["id"] == item.id)["token_ids"][0]
-        )
         for _, prompts in watched.calls[2:]:
-            assert prompts[place] == item.prompt(1, [answer])
+            assert prompts[place] == item.prompt(1, [model.codec.decode(firsts[item.id])])
     assert {(record["turns"], record["group"]["decoded"]) for record in records} == {(2, 44)}
     with pytest.raises(InvalidRequest, match="these have 0 2, 4 1: cut them with --max-turns 1"):
         plan(items=(items[0], ITEMS[4]))
@@ -163,17 +156,11 @@ def test_conversations_go_on_together(model: Model, monkeypatch: pytest.MonkeyPa
     ("changes", "complaint"),
     [
         ({"batch_size": 0}, "batch_size=0: must be at least 1"),
-        (
-            {"batch_size": 3},
-            "batch_size=3, with 3 requests in flight: the model decodes 2 at a time; load it with max_num_seqs=3",
-        ),
+        ({"batch_size": 3}, "batch_size=3, with 3 requests in flight: the model decodes 2 at a time"),
         ({"concurrency": 3}, "concurrency=3: must be from 1 to batch_size, 2"),
         ({"concurrency": 0}, "concurrency=0: must be from 1"),
         ({"concurrency": 1}, "with 1 requests in flight: the model decodes 2 at a time; load it with max_num_seqs=1"),
-        (
-            {"methods": ("plain", "transformers")},
-            "stock generate decodes one prompt at a time; leave 'transformers' out",
-        ),
+        ({"methods": ("plain", "transformers")}, "decodes one prompt at a time; leave 'transformers' out"),
     ],
 )
 def test_batches_that_cannot_be(model: Model, changes: dict[str, Any], complaint: str) -> None:
@@ -208,18 +195,17 @@ def test_rates_of_scores_are_learned(private: bool, expected: bool) -> None:
 
 
 def test_records_have_the_options_that_were_in_effect(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against rows that cannot be made again: `outpace` recorded warm=None where it began with the transitions
     that ship, and a tree's depth, budget and vocabulary were those of whoever read the record; and against one method
     under two names."""
-    folder = save_tiny_model(tmp_path_factory.mktemp("target"), eos_token_id=None, max_position_embeddings=2048)
     drafter = write_drafters(tmp_path)["eagle3"]
     save_vocabulary(drafter / "vocabulary.safetensors", torch.arange(0, 264, 2), 264)
     transitions = tmp_path / "transitions.safetensors"
     save_matrix(transitions, TransitionMatrix(264, torch.device("cpu"), context=2))
     monkeypatch.setattr(stores, "shipped_for", lambda *target: Shipment("tiny", transitions=transitions))
-    model = outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, drafter=str(drafter))
+    model = outpace.load(folder, "plain", dtype="float32", device="cpu", max_num_seqs=2, drafter=str(drafter))
     names = ("plain", "outpace", "outpace:draft=eagle3", "eagle3", "graft:as=paper,budget=7", "samd")
     records = BenchRun(model, plan(methods=names, items=ITEMS[:2], batch_size=1, budget=None)).records()
     found: dict[str, dict[str, Any]] = {record["method"]: record["options"] for record in records}

@@ -17,9 +17,8 @@ ROW |= {"concurrency": 8, "method": NAME, "speedup_interval": (1.0, 2.0), "speed
 
 def test_the_least_important_columns_go_first(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against names that are broken in the middle, cells that end in dots."""
-    sheet = Sheet(
-        (Column("method", is_name=True), Column("tok/s", 2), Column("TTFT ms", 1), Column("equal")), [[NAME, *"123"]]
-    )
+    columns = (Column("method", is_name=True), Column("tok/s", 2), Column("TTFT ms", 1), Column("equal"))
+    sheet = Sheet(columns, [[NAME, *"123"]])
     gone = []
     for width in range(100, 20, -1):
         left_out = sheet.within(width)[1]
@@ -47,10 +46,8 @@ def test_sentences_wrap_between_words(capsys: pytest.CaptureFixture[str]) -> Non
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(NAME in line for line in lines) == 1
-    assert (
-        " ".join(line.split("\u2502")[2].strip() for line in lines if "\u2502" in line)
-        == "several words " * 8 + "several words"
-    )
+    meaning = " ".join(line.split("\u2502")[2].strip() for line in lines if "\u2502" in line)
+    assert meaning == "several words " * 8 + "several words"
 
 
 def test_a_file_gets_all_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from outpace.engine import round as engine_round
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.draw import Draw
 from tests.unit.bench.test_report import _record
-from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = tuple(WorkItem(str(number), "a", ("hello",)) for number in range(30))
 WOBBLE = (0.97, 1.0, 1.03)
@@ -147,13 +145,12 @@ def test_the_first_prompts_are_of_every_data_set() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
+def model(folder: str) -> outpace.Model:
+    return outpace.load(folder, "plain", dtype="float32", device="cpu")
 
 
-def test_candidates_are_those_of_the_drafters_at_hand(folder: Path) -> None:
+def test_candidates_are_those_of_the_drafters_at_hand(model: outpace.Model) -> None:
     """Guards against a candidate that no drafter is there for, which ends the race, and one that is raced twice."""
-    model = outpace.load(str(folder), "plain", dtype="float32", device="cpu")
     found, left_out = candidates(model)
     assert not left_out
     assert len(set(found)) == len(found)
@@ -168,9 +165,8 @@ def trusting(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], dr
     return [Verdict(path, token) for path, token in zip(paths, following, strict=True)]
 
 
-def test_a_method_that_changes_tokens_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_changes_tokens_is_seen(model: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a race that does not compare: of a verdict that takes any draft the candidate must be refused."""
-    model = outpace.load(str(folder), "plain", dtype="float32", device="cpu")
     decoding = measuring(model, SamplingParams(max_new_tokens=24), lambda label, total: nullcontext(lambda: None))
     names, items = ("plain", "recycle:budget=7"), read_workload("builtin:1")
     assert [one.refusal for one in decoding(names, items)] == ["", ""]

@@ -15,18 +15,14 @@ from outpace.bench.written import written_once
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput
 from outpace.data.workload import WorkItem
-from tests.unit.models.tiny import save_tiny_model
 
 TAPS = (1, 2)
 IDS = list(range(3, 15))
 
 
 @pytest.fixture(scope="module", params=["auto", "int8"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
-    return outpace.load(
-        str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=1, kv_cache_dtype=request.param
-    )
+def model(request: pytest.FixtureRequest, folder: str) -> Model:
+    return outpace.load(folder, "plain", dtype="float32", device="cpu", max_num_seqs=1, kv_cache_dtype=request.param)
 
 
 def written(model: Model, sizes: Sequence[int], ids: Sequence[int] = IDS) -> tuple[list[Tensor], list[ChunkOutput]]:

@@ -87,8 +87,7 @@ def test_answers_carry_the_servers_own_times_and_passes(server: Path) -> None:
 
 
 def test_a_stream_is_timed_as_it_arrives(server: Path) -> None:
-    """Guards against a recording whose tokens all have the time of the last one, and one that counts the last event,
-    which has no tokens."""
+    """Guards against tokens that all have the time of the last one, and a last event without tokens that is counted."""
     contender = run_llama_cpp.Contender(_settings("plain", streamed=True))
     clock = Clock([99], 20)
     assert contender.generate("plain", [1, 4], 20, clock) is None

@@ -118,7 +118,7 @@ def test_records_compare_everybody_with_its_own_plain_text_and_with_ours(fakes: 
     assert (drafts["decoded"], plain["decoded"]) == (3, 5)
     assert drafts["tokens_per_second"] == 1e3 * 3 / drafts["decode_ms"]
     assert [record["index"] for record in second] == [1] * 5
-    assert json.loads(json.dumps(first)) == json.loads(json.dumps(first)), "records are JSON"
+    assert len(json.loads(json.dumps(first))) == 5, "records are JSON"
 
 
 def test_a_token_that_ends_the_answer_is_no_difference(fakes: Fakes) -> None:

@@ -25,10 +25,8 @@ LENGTHS = (30, 5, 41)
 
 def written(captures: bool, exact: bool = False) -> TransformersTarget:
     """A target with three prompts in its slots."""
-    sizes: dict[str, Any] = (
-        {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1} if exact else {}
-    )
-    target = target_of("llama", exact=exact, **sizes)
+    small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    target = target_of("llama", exact=exact, **(small if exact else {}))
     target.captures = captures
     for storage in (target.kv.keys, target.kv.values):
         storage.fill_(torch.nan)  # whoever reads what nobody wrote shows it
@@ -173,8 +171,7 @@ def test_passes_of_nets(sights: tuple[Sight, ...]) -> None:
 
 
 def test_what_is_recorded_is_bounded_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server that records a graph for every shape until memory is gone, and a switch that is not
-    heard."""
+    """Guards against a server that records a graph for every shape until memory is gone, and a deaf switch."""
     monkeypatch.setattr(capture, "MOST_GRAPHS", 2)
     cpu, rows = torch.device("cpu"), torch.ones(3, 2)
     graphs = Graphs(lambda bucket, rows: (rows * bucket,), 4, cpu)

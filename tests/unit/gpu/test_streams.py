@@ -56,12 +56,3 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == [
         "side waits for main", "on side", "retrieve", "on main", "draft", "main waits for side", "read on main",
     ]  # fmt: skip
-
-
-def test_a_cpu_does_it_at_once() -> None:
-    """Guards against a CPU that is asked for streams it does not have."""
-    beside = SideStream(torch.device("cpu"))
-    with beside.overlapped():
-        made = torch.ones(2)
-    beside.join([made])
-    assert made.sum() == 2

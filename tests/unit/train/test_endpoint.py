@@ -39,8 +39,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.0)
 
 
-def honest(model: outpace.Model, with_ids: bool) -> Callable[[str, dict[str, Any]], Reply]:
-    """An OpenAI-compatible server of the model, as vLLM (with ids) or as most others."""
+def honest(model: outpace.Model) -> Callable[[str, dict[str, Any]], Reply]:
+    """A server of the model, as vLLM."""
     lock = Lock()
 
     def answer(path: str, body: dict[str, Any]) -> Reply:
@@ -52,7 +52,7 @@ def honest(model: outpace.Model, with_ids: bool) -> Callable[[str, dict[str, Any
             made = model.generate(body["messages" if is_chat else "prompt"], **options)
         choice: dict[str, Any] = {"finish_reason": made.finish_reason, "index": 0}
         choice |= {"message": {"role": "assistant", "content": made.text}} if is_chat else {"text": made.text}
-        if with_ids and body.get("return_token_ids"):
+        if body.get("return_token_ids"):
             choice["token_ids"] = list(made.token_ids)
         return Reply([{"object": "chat.completion", "choices": [choice]}])
 
@@ -63,19 +63,8 @@ def answerer_of(url: str, model: outpace.Model, concurrency: int = 3) -> Endpoin
     return EndpointAnswerer(url, "tiny", model.codec, model.target.eos_token_ids, PARAMS, concurrency)
 
 
-def test_a_server_that_returns_ids_answers_as_the_engine(model: outpace.Model, tmp_path: Path) -> None:
-    """Guards against options, turns or seeds that a request does not carry."""
-    engine = AnswerStore(tmp_path / "engine", ABOUT)
-    expected = {one.id: one for one in regenerate(ITEMS, engine, EngineAnswerer(model, PARAMS))}
-    with serving(honest(model, with_ids=True)) as seen:
-        answerer = answerer_of(seen.url, model)
-        made = {one.id: one for one in regenerate(ITEMS, AnswerStore(tmp_path / "http", ABOUT), answerer)}
-    assert made == expected
-    assert answerer.encoded == 0
-
-
 def test_our_own_server_returns_ids(model: outpace.Model, tmp_path: Path) -> None:
-    """Guards against a server of ours that refuses what is asked of it here."""
+    """Guards against options, turns or seeds that a request does not carry, and a server of ours that refuses one."""
     engine = AnswerStore(tmp_path / "engine", ABOUT)
     expected = {one.id: one for one in regenerate(ITEMS, engine, EngineAnswerer(model, PARAMS))}
     with serving_ours(model) as ours:
@@ -104,7 +93,7 @@ def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: 
 def test_a_server_that_stops_half_way_loses_nothing(model: outpace.Model, tmp_path: Path) -> None:
     """Guards against answers that are paid for and thrown away, and a run that cannot go on."""
     left = [1]
-    answer = honest(model, with_ids=True)
+    answer = honest(model)
 
     def failing(path: str, body: dict[str, Any]) -> Reply:
         left[0] -= 1
@@ -138,7 +127,7 @@ def test_other_answers_are_errors(reply: Reply, said: str, model: outpace.Model,
 
 def test_one_refused_prompt_does_not_end_the_run(model: outpace.Model, tmp_path: Path) -> None:
     """Guards against a prompt too long for the server that ends every run, also the one that resumes."""
-    answer = honest(model, with_ids=True)
+    answer = honest(model)
 
     def strict(path: str, body: dict[str, Any]) -> Reply:
         said = body["messages" if path.endswith("chat/completions") else "prompt"]

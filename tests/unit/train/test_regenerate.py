@@ -1,6 +1,5 @@
 """Regenerated answers: the target's own, whatever the batch, the order and the interruptions."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 
 import outpace
 from outpace.core.params import SamplingParams
-from outpace.data.answers import AnswerStore, Conversation, read_answers
+from outpace.data.answers import AnswerStore, read_answers
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
@@ -84,19 +83,6 @@ def test_a_killed_run_loses_minutes(folder: str, tmp_path: Path, monkeypatch: py
     run = regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), EngineAnswerer(model_of(folder, 1), PARAMS))
     first = [next(run) for _ in range(2)]
     assert list(read_answers(tmp_path)) == first, "before the run is closed"
-
-
-def test_a_failure_keeps_what_was_answered(tmp_path: Path) -> None:
-    """Guards against a crash half-way that takes up to a part of answers with it."""
-
-    class Failing:
-        def answer(self, items: list[WorkItem]) -> Iterator[Conversation]:
-            yield Conversation("one", ((1,),))
-            raise RuntimeError("gone")
-
-    with pytest.raises(RuntimeError, match="gone"):
-        list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), Failing()))  # type: ignore[arg-type]
-    assert [one.id for one in read_answers(tmp_path)] == ["one"]
 
 
 def test_prompts_without_room_are_named(folder: str, tmp_path: Path) -> None:

@@ -100,14 +100,6 @@ def test_a_drafter_is_not_chosen_by_the_prompts_it_is_quoted_on(
     assert [line["held_out"]["best"] for line in read_log(tmp_path) if "held_out" in line] == [1.1, 1.1]
 
 
-@pytest.mark.parametrize("micro", [1, 2, 8])
-def test_passes_do_not_matter(micro: int, tmp_path: Path) -> None:
-    """Guards against losses averaged per pass, where a pass of short sequences weighs as much as one of long ones."""
-    trainer(tmp_path / "base", max_steps=6).run()
-    trainer(tmp_path / "other", max_steps=6, micro_batch_size=micro).run()
-    assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "base"), rel=1e-5)
-
-
 class Biased(LinearObjective):
     """With a matrix for Muon and a vector for AdamW."""
 
@@ -151,9 +143,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert torch.equal(objective.net.weight, whole._objective.net.weight)  # type: ignore[arg-type]
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert measured(tmp_path / "cut") == measured(tmp_path / "whole")
-    assert trainer(tmp_path / "cut", objective=make(), optimizer=optimizer).run() == expected, (
-        "a finished run is finished"
-    )
+    assert trainer(tmp_path / "cut", objective=make(), optimizer=optimizer).run() == expected, "it is finished"
 
 
 @pytest.mark.parametrize("stop", [3, 7])
@@ -249,8 +239,9 @@ def test_weights_spread_over_processes_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("micro", [1, 2, 8])
-def test_what_a_step_draws_is_the_steps(micro: int, tmp_path: Path) -> None:
-    """Guards against negatives of a sampled loss that depend on how many sequences go through at a time."""
+def test_passes_do_not_matter(micro: int, tmp_path: Path) -> None:
+    """Guards against losses averaged per pass, where a pass of short sequences weighs as much as one of long ones, and
+    against negatives of a sampled loss that depend on how many sequences go through at a time."""
 
     class Watched(LinearObjective):
         def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
@@ -258,12 +249,13 @@ def test_what_a_step_draws_is_the_steps(micro: int, tmp_path: Path) -> None:
             return super().forward(batch, progress)
 
     drawn: list[dict[float, set[int]]] = []
-    for size in (4, micro):
+    for name, size in (("base", 4), ("other", micro)):
         seen: dict[float, set[int]] = {}
-        trainer(tmp_path / f"by-{size}-{len(drawn)}", objective=Watched(), max_steps=4, micro_batch_size=size).run()
+        trainer(tmp_path / name, objective=Watched(), max_steps=6, micro_batch_size=size).run()
         drawn.append(seen)
+    assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "base"), rel=1e-5)
     assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == len(set.union(*drawn[0].values())) == 4
+    assert len(drawn[0]) == len(set.union(*drawn[0].values())) == 6
 
 
 def test_an_interrupted_measurement_loses_no_step(tmp_path: Path) -> None:

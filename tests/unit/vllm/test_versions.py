@@ -6,6 +6,8 @@ import pytest
 
 from outpace.vllm.versions import DOMINO_HOOKS, SAMPLING_HOOKS, Hook, missing_hooks, refusal
 
+HOOKS = (*DOMINO_HOOKS, *SAMPLING_HOOKS)
+
 
 def write_sources(root: Path, hooks: tuple[Hook, ...], without: str = "", renamed: str = "") -> None:
     """A package `vllm` that has the hooks, less one function or with one parameter of another name."""
@@ -44,19 +46,14 @@ def test_other_versions_are_refused_with_a_remedy(version: str) -> None:
     assert "install" in reason
 
 
-def test_every_hook_is_found_where_it_is(tmp_path: Path) -> None:
-    """Guards against a check that misses what is there, functions of a module and methods of a class alike."""
-    hooks = (*DOMINO_HOOKS, *SAMPLING_HOOKS)
-    write_sources(tmp_path, hooks)
-    assert missing_hooks(hooks, tmp_path) == []
-
-
-@pytest.mark.parametrize("gone", [hook.name for hook in (*DOMINO_HOOKS, *SAMPLING_HOOKS)])
+@pytest.mark.parametrize("gone", [hook.name for hook in HOOKS])
 def test_a_hook_that_is_gone_is_named(tmp_path: Path, gone: str) -> None:
-    """Guards against a rename upstream that this plugin would fall over later, or pass by without a word."""
-    hooks = (*DOMINO_HOOKS, *SAMPLING_HOOKS)
-    write_sources(tmp_path, hooks, without=gone)
-    (said,) = missing_hooks(hooks, tmp_path)
+    """Guards against a rename upstream that this plugin would fall over later, or pass by without a word, and against a
+    check that misses what is there, functions of a module and methods of a class alike."""
+    write_sources(tmp_path / "whole", HOOKS)
+    assert missing_hooks(HOOKS, tmp_path / "whole") == []
+    write_sources(tmp_path, HOOKS, without=gone)
+    (said,) = missing_hooks(HOOKS, tmp_path)
     assert said.endswith(f"has no {gone}")
 
 

@@ -20,17 +20,14 @@ from tests.unit.bench.test_endpoint import honest
 from tests.unit.endpoint.fake import Answer, Reply, serving, streamed
 
 ITEMS = tuple(WorkItem(str(number), "letters", (f"Say {number}.",)) for number in range(8))
+ROWS = {"Domino": "domino", "DFlash": "dflash", "Baseline": "plain"}
 EXHIBIT = Exhibit.model_validate(
     {
         "paper": "domino",
         "name": "table 2",
         "title": "t",
         "shows": "s",
-        "rows": [
-            {"name": "Domino", "method": "domino"},
-            {"name": "DFlash", "method": "dflash"},
-            {"name": "Baseline", "method": "plain"},
-        ],
+        "rows": [{"name": name, "method": method} for name, method in ROWS.items()],
         "runs": [
             {"label": label, "sets": ("letters",), "batch": batch, "in_flight": batch, "tokens": 9, "temperature": warm}
             for label, batch, warm in (("1", 1, 0.0), ("2", 2, 0.0), ("2, T = 1", 2, 1.0))

@@ -37,8 +37,7 @@ def test_losses_decide_claims_about_the_backbone(tmp_path: Path) -> None:
 
 
 def test_losses_are_no_outputs(tmp_path: Path) -> None:
-    """Guards against a table that calls steps of a training outputs equal to plain decoding's, and a figure without
-    the curves."""
+    """Guards against a table that calls steps of a training equal outputs, and a figure without the curves."""
     found = shown(tmp_path, {"tf-curr": FALLING, "tf": FLAT})
     (last,) = [one for one in found.table() if (one["run"], one["row"]) == ("last fifth", "TF")]
     assert (last["equal"], last["prompts"]) == (None, 20)
@@ -53,12 +52,8 @@ def test_losses_are_read_where_a_drafter_was_trained(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 2.0, "base": 3.0}, {"step": 1, "held_out": {}}, {"step": 2, "loss": 1.0, "base": 2.5}]
     (tmp_path / "tf").mkdir()
     (tmp_path / "tf" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = {
-        "tf": str(tmp_path / "tf" / "drafter"),
-        "ttt": str(tmp_path / "elsewhere"),
-        "other": str(tmp_path / "tf/x"),
-    }
-    assert read_losses([figure_4()], given) == {"tf": [3.0, 2.5]}
+    given = {"tf": tmp_path / "tf" / "drafter", "ttt": tmp_path / "elsewhere", "other": tmp_path / "tf" / "x"}
+    assert read_losses([figure_4()], {name: str(path) for name, path in given.items()}) == {"tf": [3.0, 2.5]}
 
 
 def test_a_killed_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
