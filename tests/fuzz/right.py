@@ -117,6 +117,7 @@ LOAD: dict[str, Right] = {
     "kv_cache_memory_bytes": optional(whole(1)),
     "prompt_slowdown": real(1 + 2**-52, 100),
     "exact": flag,
+    "progress": optional(flag),
     "enable_prefix_caching": flag,
 }
 """Of `load`; of words, none that the pool of values has."""
