@@ -42,7 +42,8 @@ def _files() -> list[Path]:
     return sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__.py" or path.parent != SOURCE)
 
 
-def _imports(path: Path) -> Iterator[str]:
+def imports(path: Path) -> Iterator[str]:
+    """Modules that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -58,7 +59,7 @@ def test_arrows() -> None:
     """Guards against imports that break the order of the packages."""
     for path in _files():
         package, name = _package(path), str(path.relative_to(SOURCE))
-        for module in _imports(path):
+        for module in imports(path):
             parts = module.split(".")
             if parts[0] == "outpace" and len(parts) > 1 and parts[1] != package:
                 assert parts[1] in ARROWS[package], (
@@ -71,7 +72,7 @@ def test_transformers_stays_in_its_packages() -> None:
     for path in _files():
         name = str(path.relative_to(SOURCE))
         if not {_package(path), name} & IMPORTS_TRANSFORMERS:
-            assert not [module for module in _imports(path) if module.split(".")[0] == "transformers"], name
+            assert not [module for module in imports(path) if module.split(".")[0] == "transformers"], name
 
 
 def test_only_the_engine_loops_over_target_forwards() -> None:

@@ -1,6 +1,5 @@
 """The dependencies that pyproject.toml names, against what the code imports."""
 
-import ast
 import re
 import sys
 import tomllib
@@ -9,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from outpace.cli import EXTRAS
+from tests.architecture.test_arrows import SOURCE, imports
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "outpace"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = {
     "serve": "serve",
@@ -34,12 +33,7 @@ def _names(requirements: Iterable[str]) -> set[str]:
 
 def _imported(path: Path) -> set[str]:
     """Packages that a file imports."""
-    modules = set[str]()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules.add(node.module.partition(".")[0])
+    modules = {module.partition(".")[0] for module in imports(path)}
     return {COMES_WITH.get(one, one) for one in modules - sys.stdlib_module_names - {"outpace"}}
 
 

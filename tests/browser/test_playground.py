@@ -66,15 +66,6 @@ def test_both_answers_come_and_are_equal(visit: Visiting, server: Served) -> Non
     assert all(url.startswith(server.url + "/") for url in one.requests)
 
 
-def test_another_method_is_asked_without_the_options_of_the_one_before(visit: Visiting) -> None:
-    """Guards against a list of methods of which only the first can be chosen."""
-    one = visit()
-    bodies = bodies_of(one)
-    one.ask("Hi", method="lookup", max_tokens="4")
-    assert bodies[0]["outpace"]["method"] == "lookup"
-    expect(one.page.locator("#alert")).to_be_hidden()
-
-
 def test_sampled_answers_are_equal_at_once_and_over_several_turns(visit: Visiting) -> None:
     """Guards against a seed that only one of both gets, lanes that mix when they run at once, and a conversation whose
     earlier turns are forgotten."""
@@ -89,10 +80,13 @@ def test_sampled_answers_are_equal_at_once_and_over_several_turns(visit: Visitin
 
 
 def test_a_turn_before_is_sent_along(visit: Visiting) -> None:
-    """Guards against questions that are asked without what was said before, and a system prompt that is not sent."""
+    """Guards against questions that are asked without what was said before, a system prompt that is not sent, and a
+    list of methods of which only the first can be chosen: others are asked without its options."""
     one = visit()
     bodies = bodies_of(one)
-    one.ask("First.", max_tokens="4", system="Be kind.")
+    one.ask("First.", method="lookup", max_tokens="4", system="Be kind.")
+    assert bodies[0]["outpace"]["method"] == "lookup"
+    expect(one.page.locator("#alert")).to_be_hidden()
     (said, _) = one.answers()
     one.ask("Second.")
     told = [
@@ -169,10 +163,9 @@ def test_it_is_used_by_keyboard_alone(visit: Visiting, server: Served) -> None:
     assert one.errors == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_has_room_for_all_of_it(visit: Visiting, scheme: str) -> None:
+def test_a_phone_has_room_for_all_of_it(visit: Visiting) -> None:
     """Guards against anything wider than 360 pixels, and controls too small for a finger."""
-    one = visit(**PHONE, color_scheme=scheme)
+    one = visit(**PHONE)
     assert one.is_as_wide_as_the_window
     one.ask("x" * 300 + " " + QUESTION, max_tokens="24", temperature="0")
     assert one.is_as_wide_as_the_window
@@ -207,26 +200,23 @@ def stream(*pieces: tuple[int, str, str], end: str = "data: [DONE]\n\n") -> str:
     """The body of a streamed answer: an id, a text and an origin for each token, one round for each but the first."""
     chunks = []
     for place, (token, text, origin) in enumerate(pieces):
-        rounds = [
-            {
-                "tokens": ["a", text],
-                "ids": [1, token],
-                "parents": [-1, 0],
-                "origins": ["pending", origin],
-                "path": [0, 1],
-            }
-        ]
-        told = {"tokens": [{"id": token, "text": text, "origin": origin}], "rounds": rounds if place else []}
+        drawn = {"tokens": ["a", text], "ids": [1, token], "parents": [-1, 0], "origins": ["pending", origin]}
+        rounds = [{**drawn, "path": [0, 1]}] if place else []
+        told = {"tokens": [{"id": token, "text": text, "origin": origin}], "rounds": rounds}
         chunks.append({"choices": [{"index": 0, "delta": {"content": text}, "outpace": told}]})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + end
 
 
 def answering(one: Visit, *answers: dict[str, object]) -> None:
-    """Let the next requests be answered so, the last one for all that follow."""
+    """Let the next requests be answered so, the last one for all that follow; an empty answer is none at all."""
     left = list(answers)
 
     def fulfil(route: Route) -> None:
-        route.fulfill(**(left.pop(0) if len(left) > 1 else left[0]))  # type: ignore[arg-type]
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if answer:
+            route.fulfill(**answer)  # type: ignore[arg-type]
+        else:
+            route.abort()
 
     one.page.route("**/v1/chat/completions", fulfil)
 
@@ -247,25 +237,12 @@ def test_what_the_model_says_is_never_markup(visit: Visiting) -> None:
     assert one.page.title() == "Outpace playground"
 
 
-def test_a_difference_is_called_one(visit: Visiting) -> None:
-    """Guards against a verdict that says equal whatever it sees, such as equal texts of unequal tokens."""
-    one = visit()
-    answering(
-        one,
-        {"body": stream((1, "Hi", "bonus"), (2, " you", "drafted"))},
-        {"body": stream((1, "Hi", "bonus"), (3, " you", "bonus"))},
-    )
-    one.ask("Hi")
-    assert one.page.inner_text(".verdict .told").startswith("Different from token 2 on.")
-    one.page.unroute_all()
-    one.ask("And now?", max_tokens="4")
-    assert one.page.inner_text(".turn:last-child .verdict .told").startswith("Equal")
-
-
-def test_equal_beginnings_are_not_equal(visit: Visiting) -> None:
-    """Guards against a comparison that stops where the shorter answer does."""
-    one = visit()
-    answering(one, {"body": stream((1, "Hi", "bonus"))}, {"body": stream((1, "Hi", "bonus"), (3, "!", "bonus"))})
+@pytest.mark.parametrize("own", [[(2, " you", "drafted")], []], ids=["another token", "the beginning alone"])
+def test_a_difference_is_called_one(visit: Visiting, own: list[tuple[int, str, str]]) -> None:
+    """Guards against a verdict that says equal whatever it sees, such as equal texts of unequal tokens, and against a
+    comparison that stops where the shorter answer does."""
+    one, first = visit(), (1, "Hi", "bonus")
+    answering(one, {"body": stream(first, *own)}, {"body": stream(first, (3, " you", "bonus"))})
     one.ask("Hi")
     assert one.page.inner_text(".verdict .told").startswith("Different from token 2 on.")
 
@@ -289,6 +266,7 @@ def test_equal_beginnings_are_not_equal(visit: Visiting) -> None:
             "method",
         ),
         ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered with status 502.", None),
+        ({}, "The connection to the server was lost. Is it still running?", None),
         (
             {"body": stream((1, "Hi", "bonus"), end="")},
             "The connection to the server was lost. Is it still running? What had come until then is shown.",
@@ -300,10 +278,11 @@ def test_equal_beginnings_are_not_equal(visit: Visiting) -> None:
             None,
         ),
     ],
-    ids=["busy", "field", "method", "proxy", "lost", "late"],
+    ids=["busy", "field", "method", "proxy", "gone", "lost", "late"],
 )
 def test_errors_are_said_in_words(visit: Visiting, answer: dict[str, object], said: str, field: str | None) -> None:
-    """Guards against answers that fail in silence, lose what the visitor typed, or do not say which field it was."""
+    """Guards against answers that fail in silence, lose what the visitor typed, or do not say which field it was, and
+    against a page that waits for ever where nobody answers."""
     one = visit()
     answering(one, answer)
     one.ask("Hello?")
@@ -321,14 +300,6 @@ def test_errors_are_said_in_words(visit: Visiting, answer: dict[str, object], sa
     one.ask("And now?", max_tokens="4")
     expect(one.page.locator("#alert")).to_be_hidden()
     assert one.page.locator("[aria-invalid=true]").count() == 0
-
-
-def test_a_server_that_is_gone(visit: Visiting) -> None:
-    """Guards against a page that waits for ever where nobody answers."""
-    one = visit()
-    one.page.route("**/v1/chat/completions", lambda route: route.abort())
-    one.ask("Hello?")
-    expect(one.page.locator("#alert")).to_have_text("The connection to the server was lost. Is it still running?")
 
 
 def test_the_servers_own_refusal_names_the_field(visit: Visiting) -> None:

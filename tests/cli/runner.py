@@ -1,6 +1,7 @@
 """Commands in the process of the test, as a user types them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -26,6 +27,13 @@ def run_json(*arguments: str) -> Any:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return last_json(result)
+
+
+def assert_loaded_once(said: str, folder: str) -> None:
+    """On standard error there is one line about loading a model, without bars."""
+    (line,) = [line for line in said.splitlines() if line.startswith("loaded ")]
+    assert line.startswith(f"loaded {Path(folder).name} in ")
+    assert "\x1b" not in said
 
 
 def assert_refused(result: Result, *texts: str, kind: type[Exception] = InvalidRequest) -> None:

@@ -12,8 +12,8 @@ from typer.testing import Result
 
 from outpace import cli
 from outpace.models.target import TransformersTarget
-from tests.cli.runner import assert_refused, run
-from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+from tests.cli.runner import run
+from tests.unit.models.tiny import save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +108,3 @@ def test_a_full_context_is_one_line_and_the_conversation_goes_on(folder: str) ->
     assert result.exit_code == 2
     assert len(_reused(result)) == 2
     assert re.search(r"error: the conversation has \d+ tokens .* /reset", result.stderr)
-
-
-def test_a_model_without_a_chat_template_is_told_before_the_first_line(tmp_path: Path) -> None:
-    """Guards against a prompt that accepts a message it cannot send."""
-    folder = save_tiny_model(tmp_path)
-    byte_tokenizer(chat_template=None).save_pretrained(folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    assert_refused(_chat(str(folder), "Hello\n"), "has no chat template")

@@ -33,12 +33,8 @@ def test_the_record_is_complete_before_a_gpu_is_there() -> None:
         parts = case["plain"], *case["verify"].values(), case["verdict"], case["commit"]
         parts += case["dflash"]["block"], case["domino"]["rollout_chain"], case["eagle3"]["level"]
         assert all(part["eager_ms"] > 0 for part in parts)
-        captured = (
-            *case["engine"].values(),
-            case["domino"]["block_in_the_engine"],
-            case["eagle3"]["level_in_the_engine"],
-        )
-        for part in captured:
+        captured = *case["engine"].values(), case["domino"]["block_in_the_engine"]
+        for part in (*captured, case["eagle3"]["level_in_the_engine"]):
             assert set(part) == {"eager_ms", "graphs_ms"}, part
         for data in ("gsm8k", "humaneval", "livecodebench"):
             domino = case["implied"]["domino"]

@@ -12,20 +12,14 @@ from tests.cli.runner import assert_refused, last_json, run
 
 
 def test_bench_paper_is_a_command_of_its_own(tmp_path: Path) -> None:
-    """Guards against `bench paper` that is refused for want of prompts, and an exhibit without records that loads a
-    model."""
-    command = [sys.executable, "-m", "outpace.cli", "bench", "paper", "graft", "--table", "7", "--out", str(tmp_path)]
+    """Guards against `bench paper` that is refused for want of prompts, an exhibit without records that loads a model,
+    and a report that needs the model to be made again."""
+    options = ("paper", "graft", "--table", "7", "--out", str(tmp_path))
+    command = [sys.executable, "-m", "outpace.cli", "bench", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["claims"] == {"G17": "holds"}
+    assert json.loads(done.stdout.splitlines()[-1])["claims"] == {"G17": "holds"}
     assert (tmp_path / "report.html").is_file()
-
-
-def test_a_report_is_made_again_from_its_records(tmp_path: Path) -> None:
-    """Guards against a report that needs the model."""
-    options = ("paper", "graft", "--table", "7", "--out", str(tmp_path))
-    last_json(run(*options))
     assert last_json(run(*options, "--report-only"))["bugs"] == 0
 
 
@@ -33,16 +27,9 @@ def test_verdicts_printed_are_this_runs(tmp_path: Path) -> None:
     """Guards against another machine's verdicts in the place of the run's own."""
     losses = {"tf-curr": [3.0 - n / 100 for n in range(100)], "tf": [3.2 - n / 1000 for n in range(100)]}
     for name, own in (("own", losses), ("other", {})):
-        manifest = {
-            "target": "smollm2-135m",
-            "quick": False,
-            "data": "builtin",
-            "names": {},
-            "absent": {},
-            "losses": own,
-        }
+        about = {"target": "smollm2-135m", "quick": False, "data": "builtin", "names": {}, "absent": {}}
         (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+        (tmp_path / name / "manifest.json").write_text(json.dumps(about | {"losses": own}))
     folders = ("--out", str(tmp_path / "own"), "--from", str(tmp_path / "other"))
     assert last_json(run("paper", "domino", "--figure", "4", "--report-only", *folders))["claims"]["D18a"] == "holds"
 

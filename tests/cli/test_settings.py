@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import outpace
@@ -16,6 +15,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings, default_of, settings_of
 from outpace.serve.requests import ChatRequest, CompletionRequest
 from outpace.serve.settings import ServeSettings
+from tests.cli.test_help import commands
 
 CLASSES = (LoadSettings, SamplingParams, ServeSettings)
 OWN_DEFAULTS = {  # of commands, for a reason: long answers in chats, short ones for tuning, runs that can be repeated
@@ -28,15 +28,6 @@ OWN_DEFAULTS = {  # of commands, for a reason: long answers in chats, short ones
     **{(name, "seed"): 0 for name in ("verify", "bench", "warmup", "regenerate", "transitions")},
 }
 TEMPERATURE_OF_OPENAI = 1.0
-
-
-def _commands(command: Any, name: str = "") -> dict[str, Any]:
-    below = {
-        key: one
-        for key, found in getattr(command, "commands", {}).items()
-        for key, one in _commands(found, key).items()
-    }
-    return below or {name: command}
 
 
 def test_every_field_is_described() -> None:
@@ -60,13 +51,13 @@ def test_signatures_have_the_defaults_of_settings() -> None:
 def test_commands_have_the_defaults_of_settings() -> None:
     """Guards against an option of a command with another default than the class, other than the few listed here."""
     found = dict[tuple[str, str], Any]()
-    for command, made in _commands(typer.main.get_command(app)).items():
-        for one in made.params:
+    for words, command in commands().items():
+        for one in command.params:
             for kind in CLASSES:
                 if one.name in settings_of(kind) and one.param_type_name == "option" and not one.multiple:
                     default = default_of(kind, one.name)
                     if one.default != default and default != () and not one.required:
-                        found[command, one.name] = one.default
+                        found[words.rpartition(" ")[2], one.name] = one.default
     assert {key: value for key, value in found.items() if OWN_DEFAULTS.get(key, key) != value} == {}
 
 

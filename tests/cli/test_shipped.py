@@ -73,10 +73,9 @@ def test_the_demo_shows_the_default(
     shown = capsys.readouterr().out
     assert end.value.code == 0, shown
     methods = ["plain", "lookup", "recycle", f"outpace:draft={'domino' if has_drafters else 'none'}"]
-    places = [shown.index(f"per step, equal: {method}\n") for method in methods]
-    assert [shown.index("as you saw it"), *places, shown.index("output against plain")] == sorted(
-        [shown.index("as you saw it"), *places, shown.index("output against plain")]
-    )
+    lines = ("as you saw it", *(f"per step, equal: {method}\n" for method in methods), "output against plain")
+    places = [shown.index(line) for line in lines]
+    assert places == sorted(places)
     model = load("tiny", max_num_seqs=1)
     first, second = (model.encode(item.prompt(0, [])) for item in read_workload("builtin:2"))
     texts = [model.generate(prompt, max_new_tokens=20, method="plain").text for prompt in (first, second)]

@@ -22,7 +22,7 @@ from outpace.cli import train as train_methods
 from outpace.data.answers import read_answers
 from outpace.drafters.kinds import KINDS
 from outpace.lib.errors import InvalidRequest
-from tests.cli.runner import last_json, run_json
+from tests.cli.runner import assert_loaded_once, last_json, run_json
 from tests.cli.runner import run as command
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 from tests.unit.train.logs import read_log
@@ -47,28 +47,33 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def given(target: Path, prompts: Path | str) -> list[str]:
+    return ["--target", str(target), "--prompts", str(prompts), "--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def answers(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's answers to all prompts, as a run makes them."""
+    out = tmp_path_factory.mktemp("answers") / "made"
+    made = command("train", "regenerate", *given(target, prompts), "--out", str(out), "--max-new-tokens", "12")
+    assert_loaded_once(made.stderr, str(target))
+    return out
+
+
 def arguments(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -> list[str]:
-    options = ["--target", str(target), "--prompts", str(prompts), "--out", str(out), "--device", "cpu"]
-    return ["train", method, *options, "--dtype", "float32", *SMALL, *NET.get(method, ()), *more]
+    return ["train", method, *given(target, prompts), "--out", str(out), *SMALL, *NET.get(method, ()), *more]
 
 
 def run(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -> Any:
     return run_json(*arguments(method, target, prompts, out, *more))
 
 
-def test_every_kind_has_a_command() -> None:
-    """Guards against a method that can be trained and not be reached."""
-    shown = command("train", "--help").output
-    assert all(f" {name} " in shown for name in KINDS)
-
-
-def test_precisions_follow_each_other(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_precisions_follow_each_other(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against a second run of a process, a notebook's say, that has to take the precision of the first."""
-    (answers := tmp_path / "one" / "answers").parent.mkdir()
     precisions = []
     for name, precision in (("one", "float32"), ("two", "bfloat16"), ("three", "float32")):
-        more = ["--answers", str(answers)] if name != "one" else []
-        run("medusa", target, prompts, tmp_path / name, *more, f"training.precision={precision}")
+        more = ("--answers", str(answers), f"training.precision={precision}")
+        run("medusa", target, prompts, tmp_path / name, *more)
         precisions.append(json.loads((tmp_path / name / "provenance.json").read_text())["precision"])
     assert precisions == ["no", "bf16", "no"]
 
@@ -129,31 +134,21 @@ def test_going_on_and_refusing(target: Path, prompts: Path, tmp_path: Path) -> N
         run("medusa", target, other, tmp_path / "run")
 
 
-def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against training on answers of another model, or under another template."""
-    run("medusa", target, prompts, tmp_path / "run")
-    answers, folder = ("--answers", str(tmp_path / "run" / "answers")), tmp_path / "changed"
-    assert run("medusa", target, prompts, tmp_path / "again", *answers)["step"] == 4
-    shutil.copytree(target, folder)
+    folder = shutil.copytree(target, tmp_path / "changed")
     byte_tokenizer("{% for m in messages %}{{ m['content'] }}{% endfor %}").save_pretrained(folder)
     with pytest.raises(InvalidRequest, match="chat_template="):
-        run("medusa", folder, prompts, tmp_path / "third", *answers)
+        run("medusa", folder, prompts, tmp_path / "third", "--answers", str(answers))
     with pytest.raises(InvalidRequest, match="no prompt 'p"):
-        run("medusa", target, f"{prompts}:5", tmp_path / "fourth", *answers)
+        run("medusa", target, f"{prompts}:5", tmp_path / "fourth", "--answers", str(answers))
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"id": "a", "turns": ["x"]}\n', "data.held_out=2: leaves nothing"),
-        ('{"id": "a", "turns": ["x"]}\n' * 2, "id 'a' occurs twice"),
-    ],
-)
-def test_bad_prompts_are_named(content: str, said: str, target: Path, tmp_path: Path) -> None:
-    """Guards against a run of nothing, and a traceback where a line is wrong."""
+def test_a_run_of_nothing_is_refused(target: Path, tmp_path: Path) -> None:
+    """Guards against a run that holds out all that it has."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text(content)
-    with pytest.raises(InvalidRequest, match=said):
+    file.write_text('{"id": "a", "turns": ["x"]}\n')
+    with pytest.raises(InvalidRequest, match=r"data\.held_out=2: leaves nothing"):
         run("medusa", target, file, tmp_path / "run")
 
 
@@ -167,7 +162,7 @@ def test_a_full_disk_is_told_before(
     assert not (tmp_path / "run" / "states").exists()
 
 
-def test_dry_run(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_dry_run(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against a plan that is not that of the run, or that begins it."""
     planned = run("medusa", target, prompts, tmp_path / "run", "--dry-run")
     assert not list(tmp_path.iterdir())
@@ -178,26 +173,20 @@ def test_dry_run(target: Path, prompts: Path, tmp_path: Path) -> None:
     assert planned["hours"].keys() == {"answers", "training"}
     assert all(value >= 0 for value in planned["hours"].values())
     assert planned["memory_gb"] > 0.05
-    run("medusa", target, prompts, tmp_path / "run")
-    known = run(
-        "medusa", target, prompts, tmp_path / "more", "--dry-run", "--answers", str(tmp_path / "run" / "answers")
-    )
-    own = sum(len(answer) for one in read_answers(tmp_path / "run" / "answers") for answer in one.answers)
+    known = run("medusa", target, prompts, tmp_path / "more", "--dry-run", "--answers", str(answers))
+    own = sum(len(answer) for one in read_answers(answers) for answer in one.answers)
     assert known["tokens"]["supervised"] == own
     assert known["hours"].keys() == {"training"}
     assert not (tmp_path / "more").exists()
 
 
-def test_a_dry_run_holds_out_what_the_run_does(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_dry_run_holds_out_what_the_run_does(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against an estimate that holds out a share of all prompts, where few are answered: it left none of them to
     train on."""
-    answers = tmp_path / "answers"
-    run_json("train", "regenerate", "--target", str(target), "--prompts", str(prompts), "--out", str(answers),
-             "--max-new-tokens", "12", "--dtype", "float32", "--device", "cpu")  # fmt: skip
     more = [json.dumps({"id": f"q{at}", "turns": [f"Say {at}."]}) for at in range(400)]
     (tmp_path / "more.jsonl").write_text(prompts.read_text() + "\n".join(more) + "\n")
-    given = arguments("medusa", target, tmp_path / "more.jsonl", tmp_path / "run", "--answers", str(answers))
-    planned = run_json(*(one for one in given if one != "data.held_out=2"), "--dry-run")
+    line = arguments("medusa", target, tmp_path / "more.jsonl", tmp_path / "run", "--answers", str(answers))
+    planned = run_json(*(one for one in line if one != "data.held_out=2"), "--dry-run")
     assert planned["sequences"] == 13
 
 
@@ -240,19 +229,13 @@ def test_a_drafter_on_the_targets_embedding(target: Path, prompts: Path, tmp_pat
     assert drafted.metrics.drafted > 0
 
 
-@pytest.mark.parametrize("method", ["draft-lm"])
-def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against states that a kill leaves half-written, or that lack something a run depends on."""
-    longer: tuple[str, ...] = (
-        "training.max_steps=30",
-        "training.epochs=20",
-        "training.evaluate_every=7",
-        "training.save_every=3",
-    )
-    run(method, target, prompts, tmp_path / "whole", *longer)
-    longer += ("--answers", str(tmp_path / "whole" / "answers"))
+    settings = ("max_steps=30", "epochs=20", "evaluate_every=7", "save_every=3")
+    longer = (*(f"training.{setting}" for setting in settings), "--answers", str(answers))
+    run("draft-lm", target, prompts, tmp_path / "whole", *longer)
     line = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from outpace.cli import main; main()"]
-    line += arguments(method, target, prompts, tmp_path / "cut", *longer)
+    line += arguments("draft-lm", target, prompts, tmp_path / "cut", *longer)
     environment = os.environ | {"PYTHONPATH": str(Path(outpace.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log, deadline = tmp_path / "cut" / "log.jsonl", time.monotonic() + 240
@@ -263,7 +246,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompt
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert json.loads(log.read_text().splitlines()[-1])["step"] < 30
-    run(method, target, prompts, tmp_path / "cut", *longer)
+    run("draft-lm", target, prompts, tmp_path / "cut", *longer)
     weights = [(tmp_path / which / "drafter" / "model.safetensors").read_bytes() for which in ("whole", "cut")]
     assert weights[0] == weights[1]
     curves = [[line.get("loss") for line in read_log(tmp_path / which)] for which in ("whole", "cut")]
@@ -271,19 +254,18 @@ def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompt
 
 
 def capture(method: str, target: Path, prompts: Path | str, answers: Path, out: Path, *more: str) -> Any:
-    options = ["--target", str(target), "--prompts", str(prompts), "--answers", str(answers), "--out", str(out)]
-    options += ["--device", "cpu", "--dtype", "float32", *SMALL, *NET.get(method, ()), *more]
-    result = command("train", "capture", method, *options)
+    options = [*given(target, prompts), "--answers", str(answers), "--out", str(out)]
+    result = command("train", "capture", method, *options, *SMALL, *NET.get(method, ()), *more)
     if isinstance(result.exception, InvalidRequest):
         raise result.exception
+    assert_loaded_once(result.stderr, str(target))
     assert "sequences" in result.stderr, "the size is printed first"
     return last_json(result)
 
 
-def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_captured_features_train_the_same(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against features of other sequences, taps or lengths, and a capture that cannot go on."""
-    run("medusa", target, prompts, tmp_path / "run", "net.head=target")
-    answers = tmp_path / "run" / "answers"
+    run("medusa", target, prompts, tmp_path / "run", "--answers", str(answers), "net.head=target")
     first = capture("medusa", target, prompts, answers, tmp_path / "features", "net.head=target")
     assert (first["captured"], first["before"]) == (13, 0)
     assert first["bytes"] == 2 * 48 * sum(file_tokens(target, prompts, answers))
@@ -313,17 +295,16 @@ def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path:
         run("medusa", target, prompts, tmp_path / "missing", *stored)
 
 
-def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a file that no method reads, features that say something else than the target."""
-    run("draft-lm", target, prompts, tmp_path / "run")
-    answers = tmp_path / "run" / "answers"
+def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
+    """Guards against a file that no method reads, features that say something else than the target, and a command that
+    loads in silence."""
     capture("draft-lm", target, prompts, answers, tmp_path / "features")
-    options = ["--target", str(target), "--prompts", str(prompts), "--answers", str(answers), "--device", "cpu"]
-    options += ["--dtype", "float32", "--max-length", "96"]
+    options = [*given(target, prompts), "--answers", str(answers), "--max-length", "96"]
     said = []
     for name, more in (("run", []), ("read", ["--features", str(tmp_path / "features")])):
-        out = str(tmp_path / f"{name}.safetensors")
-        said.append(run_json("train", "transitions", *options, "--out", out, *more))
+        made = command("train", "transitions", *options, "--out", str(tmp_path / f"{name}.safetensors"), *more)
+        assert_loaded_once(made.stderr, str(target))
+        said.append(last_json(made))
     assert all(said[0][name] == said[1][name] for name in ("sequences", "tokens", "rows", "of", "pairs"))
     assert said[0]["sequences"] == 13
     assert said[0]["tokens"] == sum(file_tokens(target, prompts, answers))
@@ -366,7 +347,6 @@ def test_a_folder_at_home(target: Path, prompts: Path, tmp_path: Path, monkeypat
     """Guards against `--out=~/run` with answers at home and the drafter in a folder named ~."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    options = ["--target", str(target), "--prompts", str(prompts), "--out=~/run", "--device", "cpu"]
-    run_json("train", "draft-lm", *options, *SMALL, *NET["draft-lm"])
+    run_json("train", "draft-lm", *given(target, prompts), "--out=~/run", *SMALL, *NET["draft-lm"])
     assert {"answers", "drafter", "provenance.json"} <= {path.name for path in (tmp_path / "home" / "run").iterdir()}
     assert not (tmp_path / "~").exists()

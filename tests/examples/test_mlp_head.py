@@ -17,12 +17,10 @@ from outpace.drafters.load import load_net
 from outpace.lib import plugins
 from outpace.methods.catalog import methods
 from tests.cli.runner import run_json
+from tests.cli.test_train_methods import run
 from tests.examples.test_examples import EXAMPLES
 from tests.unit.models.tiny import save_tiny_model
 
-SMALL = ("training.max_steps=4", "training.batch_size=4", "data.held_out=2", "training.precision=float32",
-         "training.dtype=float32", "training.evaluate_every=2", "training.save_every=2",
-         "regenerate.max_new_tokens=12", "regenerate.batch_size=4", "net.mlp_dim=16")  # fmt: skip
 PROMPTS = [{"role": "user", "content": "Say 3."}]
 
 
@@ -48,8 +46,7 @@ def train(target: Path, tmp_path: Path) -> str:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": f"p{at}", "turns": [f"Say {at}."]} for at in range(9)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ("--target", str(target), "--prompts", str(prompts), "--out", str(tmp_path / "run"))
-    done = run_json("train", "mlp-head", *options, "--device", "cpu", "--dtype", "float32", *SMALL)
+    done = run("mlp-head", target, prompts, tmp_path / "run", "net.mlp_dim=16")
     assert (done["step"], done["steps"]) == (4, 4)
     return str(done["drafter"])
 

@@ -72,41 +72,14 @@ NUMBERS = ("x", "", " ", "²", "1,5", "0x", "nan(1)", "--", "[/]", "\udcff", "1_
 NOT_WHOLE = ("1.5", "1e3", "nan", "inf", "-inf")
 NOT_FINITE = ("nan", "inf", "-inf", "1e999", "-5e400")
 TEXTS = (
-    "[/]",
-    "[bold",
-    "[red]x[/red] [/nothing]",
-    "\udcff\udcfe",
-    "~nobody-of-this-name/x",
-    "x" * 5000,
-    "/dev/null/x",
-    "\x1b[31mred",
-    "a\nb",
-    " ",
-    "²",
-    "builtin:²",
-    "builtin:0",
-    "builtin:" + "9" * 30,
-    "builtin:-1",
-    ":",
-    "recycle:budget=²",
-    "recycle:budget=" + "9" * 5000,
-    "early-exit:²",
-    "{",
-    "[" * 100_000,
-    '{"a":' * 100_000,
+    "[/]", "[bold", "[red]x[/red] [/nothing]", "\udcff\udcfe", "~nobody-of-this-name/x", "x" * 5000, "/dev/null/x",
+    "\x1b[31mred", "a\nb", " ", "²", "builtin:²", "builtin:0", "builtin:" + "9" * 30, "builtin:-1", ":",
+    "recycle:budget=²", "recycle:budget=" + "9" * 5000, "early-exit:²", "{", "[" * 100_000, '{"a":' * 100_000,
     '{"method": "ngram", "num_speculative_tokens": ' + "9" * 5000 + "}",
-    '{"method": [], "num_speculative_tokens": {}}',
-    "http://[::1",
-    "http://127.0.0.1:9/v1",
-    "http://127.0.0.1:99999",
-    "ftp://x",
-    "data.x=[[[",
-    "training.epochs=" + "[" * 3000,
-    "data.seed=2024-99-99",
-    "x=\udcff",
-    "0=\udcff",
-    "%s%n",
-)
+    '{"method": [], "num_speculative_tokens": {}}', "http://[::1", "http://127.0.0.1:9/v1",
+    "http://127.0.0.1:99999", "ftp://x", "data.x=[[[", "training.epochs=" + "[" * 3000, "data.seed=2024-99-99",
+    "x=\udcff", "0=\udcff", "%s%n",
+)  # fmt: skip
 """What names nothing, and means nothing."""
 FREE = frozenset({"prompt", "system", "stop", "bad_word", "regex", "served_model_name", "api_key", "out", "target"})
 """Parameters that take any text; \udcff and its like aside, which are no text."""
@@ -158,14 +131,9 @@ class Files:
 
     def usual(self, parameter: Parameter) -> str:
         """A value that a command can work with."""
-        values = {
-            "model": str(self.model),
-            "target": str(self.model),
-            "name": "smollm2-135m",
-            "source": str(self.model),
-        }
+        values = dict.fromkeys(("model", "target", "source"), str(self.model))
         values |= {"workload": "builtin:1", "prompts": "builtin:1", "layout": "dart", "prompt": "Hi", "keep": "5"}
-        values |= {"method": "recycle", "answers": self.new(), "out": self.new()}
+        values |= {"name": "smollm2-135m", "method": "recycle", "answers": self.new(), "out": self.new()}
         return values[parameter.name]
 
 

@@ -153,10 +153,8 @@ def byte_mutants(content: bytes, end: int, cases: int, seed: int) -> Iterator[tu
         draw = random.Random(f"{seed}-{case}")
         changed, said = bytearray(content), []
         for _ in range(draw.choice((1, 1, 2, 8))):
-            edit, place = (
-                draw.choice(("flip", "flip", "set", "large", "cut out", "cut off", "longer")),
-                draw.randrange(end),
-            )
+            edit = draw.choice(("flip", "flip", "set", "large", "cut out", "cut off", "longer"))
+            place = draw.randrange(end)
             if edit == "flip":
                 changed[place % len(changed)] ^= 1 << draw.randrange(8)
             elif edit == "set":

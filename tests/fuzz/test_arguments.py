@@ -129,18 +129,12 @@ def test_arguments_of_load(folder: Path, cases: int) -> None:
     """Guards against `load` with an argument of the wrong type that ends in a traceback, minutes later maybe, or that
     is true because it is not empty."""
     tally, rng = Tally("arguments of load"), random.Random(2303)
+    usual: dict[str, Any] = {"model": folder, "method": "plain", "dtype": "float32", "device": "cpu", "profile": False}
     for case in range(cases):
         name, value = rng.choice(list(right.LOAD)), anything(rng)
         if right.LOAD[name](value):
             continue  # right ones are in tests/unit/api
-        options: dict[str, Any] = {
-            "model": folder,
-            "method": "plain",
-            "dtype": "float32",
-            "device": "cpu",
-            "profile": False,
-        }
-        options |= {name: value}
+        options = usual | {name: value}
         names = (name, str(value)[:40], repr(str(value))[:40]) if right.is_path(value) else (name,)
         tally.attempt(f"{case}: {name}={said(value)}", partial(outpace.load, **options), names)
     tally.check()

@@ -94,20 +94,11 @@ def configs(folder: Path) -> list[Path]:
     return paths
 
 
-def declared(shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of one number, said to have a shape."""
-    return torch.zeros(1).expand(shape)
-
-
-def nested(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.nested.nested_tensor(list(tensor.unbind()))
-
-
 KINDS: dict[str, Callable[[torch.Tensor], object]] = {
-    "declared": lambda one: declared((one.shape[0], 2**25)),
+    "declared": lambda one: torch.zeros(1).expand(one.shape[0], 2**25),  # one number
     "meta": lambda one: torch.empty(one.shape, device="meta"),
     "sparse": lambda one: torch.sparse_coo_tensor(torch.zeros(2, 1), torch.ones(1), (2**31, 2**31)),
-    "nested": nested,
+    "nested": lambda one: torch.nested.nested_tensor(list(one.unbind())),
     "quantised": lambda one: torch.quantize_per_tensor(one, 0.1, 0, torch.qint8),
     "code": lambda one: print,  # a call of a function that is none of torch's
 }

@@ -81,7 +81,9 @@ def test_tables(kind: str, target: Path, drafters: dict[str, Path], tmp_path: Pa
     wanted = model.generate(IDS, max_new_tokens=6, method="plain").token_ids
     whole = tmp_path / "whole.safetensors"
     write(kind, whole, drafters.get(drafter or ""))
-    tensors, content, about = load_file(whole), whole.read_bytes(), metadata(whole)
+    tensors, content = load_file(whole), whole.read_bytes()
+    with safe_open(whole, framework="pt") as opened:
+        about = opened.metadata()
 
     def answer(file: Path) -> Any:
         model.engine.forget_prefixes()
@@ -102,11 +104,6 @@ def test_tables(kind: str, target: Path, drafters: dict[str, Path], tmp_path: Pa
         file.write_bytes(damaged)
         campaign.run(what, partial(answer, file), wanted)
     campaign.finish(least_refused=20)
-
-
-def metadata(file: Path) -> dict[str, str]:
-    with safe_open(file, framework="pt") as opened:
-        return dict(opened.metadata())
 
 
 def number_mutants(

@@ -10,12 +10,9 @@ from llguidance import LLTokenizer
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.draft_lm.source import DraftLM
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.attention import ATTENTION_NAME
-from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
 from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
@@ -25,9 +22,10 @@ from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.proposer import UnionPlan
 from tests.grammars import EOS, OBJECT, toy_tokenizer
 from tests.lossless.led import LedSource
+from tests.lossless.test_matrix import Case, proposer_for
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.engine.doubles import PairDetokenizer
-from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
+from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 from tests.unit.trees.union.worlds import union_of
 
 CPU = torch.device("cpu")
@@ -42,10 +40,14 @@ RETRIEVAL = {
     "lookahead": "lookahead:budget=15,learn_prompt=true",
     "union": "outpace:draft=none,budget=9",
 }
-TRAINED = ("eagle3", "domino", "dflash", "dart", "medusa")
-MODELS = ("linear", "dynatree", "fixed", "exit")
+DRAFTERS = {
+    "eagle3": ("eagle3", "beam"), "domino": ("domino", "beam"), "dflash": ("dflash", "chain"),
+    "dart": ("dart", "dynatree"), "medusa": ("medusa", "template"), "linear": ("draft-lm", "chain"),
+    "dynatree": ("draft-lm", "dynatree"), "fixed": ("draft-lm", "fixed"), "exit": ("early-exit", "beam"),
+}  # fmt: skip
+"""Source and shape of each method with a drafter."""
 GRAFTS = ("graft", "tail", "union-domino", "union-eagle3")
-METHODS = (*RETRIEVAL, *TRAINED, *MODELS, *GRAFTS)
+METHODS = (*RETRIEVAL, *DRAFTERS, *GRAFTS)
 BEGINNING = random_ids(34, 5)
 """Of most prompts: who comes later takes it over, or waits for it."""
 PROMPTS = [
@@ -102,23 +104,17 @@ class World:
     def _make(self, method: str) -> Proposer:
         if method in RETRIEVAL:
             return build_proposer(parse_method(RETRIEVAL[method]), toy_context(VOCAB))
-        if method in MODELS:
-            config = tiny_config("qwen2", num_hidden_layers=2)
-            model = draft_model_of(stock_model(config, ATTENTION_NAME), self.target.max_length, SLOTS)
-            lm = DraftLM(early_exit(self.target, 2) if method == "exit" else model, VOCAB)
-            return proposer_of({"linear": "chain", "exit": "beam"}.get(method, method), self._led(lm))
-        if method in TRAINED:
-            shape = {"dflash": "chain", "medusa": "template", "dart": "dynatree"}.get(method, "beam")
-            return proposer_of(shape, self._led(source_of(method, self.target)))
+        if method in DRAFTERS:
+            return self._led(*DRAFTERS[method])
         if method.startswith("union"):
-            base = proposer_of("beam", self._led(source_of(method.removeprefix("union-"), self.target)))
+            base = self._led(method.removeprefix("union-"), "beam")
             return union_of(base, MatrixLearner(TransitionMatrix(VOCAB, CPU)), UnionPlan(6, 0.0, 0.9))
-        base = proposer_of("gated", self._led(source_of("eagle3", self.target)), leaves_room=True)
+        base = proposer_of("gated", LedSource(source_of("eagle3", self.target), self._answers), leaves_room=True)
         matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
         return GraftedProposer(base, [SuffixRetriever(CPU), matrix], CPU, "tail" if method == "tail" else "root", 0.4)
 
-    def _led(self, source: Any) -> Any:
-        return LedSource(source, self._answers)
+    def _led(self, source: str, shape: str) -> Proposer:
+        return proposer_for(Case(source, shape, "", True, SLOTS, "led"), self.target, self._answers)
 
 
 def same(got: Session, prompt: Sequence[int], options: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from outpace.core.drafting import Candidates, Frontier, StaticShape
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, ChunkOutput, DraftRequest, NodeOutputs, Proposer, Stream
+from outpace.core.protocols import DraftRequest, Proposer, Stream
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, decode
@@ -31,13 +31,7 @@ class Watched(ToyTarget):
 
     verified = below = 0
 
-    def run_pass(
-        self,
-        chunks: Sequence[Chunk],
-        slots: Sequence[int],
-        trees: Sequence[DraftTree],
-        taps: Sequence[tuple[int, ...]] = (),
-    ) -> tuple[list[ChunkOutput], list[NodeOutputs]]:
+    def run_pass(self, chunks: Any, slots: Any, trees: Sequence[DraftTree], taps: Any = ()) -> Any:
         for tree in trees:
             paths = node_paths(tree)
             self.verified += len(paths) - 1

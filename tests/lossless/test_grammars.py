@@ -160,13 +160,8 @@ def test_rejection_keeps_the_distribution(proposer: Proposer) -> None:
     answers of two letters over SAMPLES samples, by chi-square against their exact probabilities; false alarm: 1e-6 per
     case."""
     target = ToyTarget(VOCAB, seed=3, sharpness=3.0, max_slots=64, eos_token_ids=(EOS,))
-    params = SamplingParams(
-        max_new_tokens=6,
-        temperature=1.0,
-        n=SAMPLES // 6,
-        verification="rejection",
-        grammar=Grammar.regex("[ab]{2}cc|x{3}"),
-    )
+    grammar, count = Grammar.regex("[ab]{2}cc|x{3}"), SAMPLES // 6
+    params = SamplingParams(max_new_tokens=6, temperature=1.0, n=count, verification="rejection", grammar=grammar)
     engine = Engine(target, grammar_tokenizer=lambda: toy_tokenizer(VOCAB))
     sessions = [one for seed in range(6) for one in decode(engine, [[5, 6]], [replace(params, seed=seed)], [proposer])]
     exact: dict[tuple[int, ...], float] = {}

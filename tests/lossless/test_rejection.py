@@ -147,11 +147,8 @@ def test_a_chain_is_accepted_as_often_as_can_be(share: float) -> None:
     A first draft must be accepted with probability 1 - TV(p, q), which no rule exceeds; the sum over 2000 positions
     lies within 4.9 deviations of it (false alarm: 1e-6), and that is above what keyed drafts reach there.
     """
-    proposer, target, drafter = (
-        Watched(share, 1),
-        ToyTarget(12, seed=3, sharpness=4.0, max_slots=32),
-        blend(share, 12, 3),
-    )
+    proposer, drafter = Watched(share, 1), blend(share, 12, 3)
+    target = ToyTarget(12, seed=3, sharpness=4.0, max_slots=32)
     params = SamplingParams(max_new_tokens=50, temperature=1.0, n=60, seed=5, verification="rejection")
     decode(Engine(target), [[1, 2]], [params], [proposer])
     overlaps, keyed, accepted = [], 0.0, 0

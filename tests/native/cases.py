@@ -167,10 +167,8 @@ def add_attention(script: Script, coarse: float = 2e-5) -> None:
             if dtype == torch.bfloat16:  # of which the reference would round queries once more
                 exact.dtype, exact.rows = torch.float32, world.rows.float()
             expected = _attend_on_cpu(turn(queries)[:, tree], _tree_of(exact), settings)
-            found, label = (
-                _attend(script, queries[:, tree], _tree_of(world), settings),
-                f"attention {dtype} {width} {length}",
-            )
+            found = _attend(script, queries[:, tree], _tree_of(world), settings)
+            label = f"attention {dtype} {width} {length}"
             script.close(label, found, expected, 2e-5 if dtype == torch.float32 else coarse)
             for node in (0, 3, 11, 12):
                 path = [*range(length), *(length + step for step in TREE.path(node))]

@@ -1,14 +1,21 @@
 """The real model, loaded once for all of these tests that a process runs."""
 
+from pathlib import Path
+
 import pytest
 
 import outpace
 from outpace.models.loading.pull import pull
 
 
+@pytest.fixture(scope="session", autouse=True)
+def pulled() -> Path:
+    """The model's folder."""
+    return pull("smollm2-135m")
+
+
 @pytest.fixture(scope="session")
 def loaded() -> outpace.Model:
-    pull("smollm2-135m")
     return outpace.load("smollm2-135m", dtype="float32", device="cpu")
 
 

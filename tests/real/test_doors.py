@@ -1,5 +1,6 @@
 """The other doors on the real model: conversations over kept KV, and transformers' own `generate`."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,23 +8,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
-from outpace.models.loading.pull import pull
 
 TURNS = ["Name three colours.", "Which of them is the colour of the sky?", "Say it again."]
 PROMPTS = ["Once upon a time", "def fibonacci(n):\n    if n < 2:\n        return n\n"]
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 2}], ids=["greedy", "sampled"])
-def test_a_conversation_says_what_fresh_requests_say(exact: outpace.Model, options: dict[str, Any]) -> None:
+def test_a_conversation_says_what_fresh_requests_say(exact: outpace.Model) -> None:
     """Guards against a real template, tokenizer or cache for which kept KV is not that of the new prompt."""
-    options = {"max_new_tokens": 12, **options}
-    with exact.chat(**options) as conversation:
+    with exact.chat(max_new_tokens=12) as conversation:
         for number, text in enumerate(TURNS):
             messages = [*conversation.messages, {"role": "user", "content": text}]
             with conversation.send(text) as stream:
                 list(stream)
-            fresh = exact.generate(messages, method="plain", **options)
+            fresh = exact.generate(messages, method="plain", max_new_tokens=12)
             assert stream.result is not None
             assert stream.result.token_ids == fresh.token_ids
             assert (stream.result.metrics.reused_tokens > 20) == (number > 0)
@@ -31,9 +28,9 @@ def test_a_conversation_says_what_fresh_requests_say(exact: outpace.Model, optio
 
 @pytest.mark.costly
 @pytest.mark.parametrize("pack", [False, True])
-def test_custom_generate_says_what_generate_says(pack: bool) -> None:
+def test_custom_generate_says_what_generate_says(pack: bool, pulled: Path) -> None:
     """Guards against a borrowed real model that answers otherwise: 24 greedy tokens, alone and padded on the left."""
-    folder = str(pull("smollm2-135m"))
+    folder = str(pulled)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

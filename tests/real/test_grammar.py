@@ -10,38 +10,21 @@ import outpace
 from outpace import Grammar, InvalidRequest
 
 METHODS = ("outpace:draft=none", "outpace")
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 24},
-        "born": {"type": "integer", "minimum": 1700, "maximum": 2026},
-        "field": {"enum": ["mathematics", "physics", "chemistry"]},
-        "works": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1, "maxItems": 2},
-    },
-    "required": ["name", "born", "field", "works"],
-    "additionalProperties": False,
-}
-CALL = {
-    "anyOf": [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": "get_weather"},
-                "arguments": {
-                    "type": "object",
-                    "properties": {
-                        "city": {"type": "string", "maxLength": 20},
-                        "unit": {"enum": ["celsius", "kelvin"]},
-                    },
-                    "required": ["city", "unit"],
-                    "additionalProperties": False,
-                },
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-    ]
-}
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """The schema of an object that has these properties and no others."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+SCHEMA = closed(
+    name={"type": "string", "minLength": 1, "maxLength": 24},
+    born={"type": "integer", "minimum": 1700, "maximum": 2026},
+    field={"enum": ["mathematics", "physics", "chemistry"]},
+    works={"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1, "maxItems": 2},
+)
+PLACE = closed(city={"type": "string", "maxLength": 20}, unit={"enum": ["celsius", "kelvin"]})
+CALL = {"anyOf": [closed(name={"const": "get_weather"}, arguments=PLACE)]}
 
 
 def asked(text: str) -> list[dict[str, str]]:
@@ -75,14 +58,9 @@ def test_every_method_answers_as_plain_decoding_does(exact: outpace.Model, tempe
 
 def test_a_tokenizer_from_a_gguf_file_follows_schemas(exact: outpace.Model) -> None:
     """Guards against GGUF tokenizers, whose decoder hides that tokens are bytes: no schema could be followed."""
-    plain = exact.generate(
-        asked("Describe Ada Lovelace in JSON."), method="plain", grammar=Grammar.json_schema(SCHEMA), max_new_tokens=120
-    )
-    fast = exact.generate(
-        asked("Describe Ada Lovelace in JSON."),
-        method="lookup",
-        grammar=Grammar.json_schema(SCHEMA),
-        max_new_tokens=120,
+    prompt, grammar = asked("Describe Ada Lovelace in JSON."), Grammar.json_schema(SCHEMA)
+    plain, fast = (
+        exact.generate(prompt, method=method, grammar=grammar, max_new_tokens=120) for method in ("plain", "lookup")
     )
     assert fast.token_ids == plain.token_ids
     assert plain.finish_reason == "stop"

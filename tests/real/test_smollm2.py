@@ -12,23 +12,15 @@ from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.drafters.kinds import write_net
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
-from outpace.models.loading.pull import pull
 from outpace.models.reference import TransformersReference
 from tests.real.certified import assert_certified
 from tests.unit.models.company import assert_as_probed, of_a_mixed_pass
 from tests.unit.models.tiny import needs_kernels
 
 METHODS = (
-    "lookup",
-    "recycle",
-    "recycle:budget=24",
-    "recycle:shape=chain,budget=4",
-    "linear:budget=3",
-    "fixed:budget=9,depth=3",
-    "dynatree:budget=12",
-    "magicdec:keep=40",
-    "triforce:keep=40",
-)
+    "lookup", "recycle", "recycle:budget=24", "recycle:shape=chain,budget=4", "linear:budget=3",
+    "fixed:budget=9,depth=3", "dynatree:budget=12", "magicdec:keep=40", "triforce:keep=40",
+)  # fmt: skip
 
 
 @pytest.mark.thorough
@@ -62,7 +54,6 @@ def test_prompts_and_trees_share_a_pass(exact: Model) -> None:
 def test_no_bugs_in_bfloat16() -> None:
     """Guards against bugs hidden behind rounding: in bfloat16 every difference must be a proven tie, and there must be
     none where the probe says that nothing depends on company."""
-    pull("smollm2-135m")
     model = outpace.load("smollm2-135m", dtype="bfloat16", device="cpu")
     for temperature in (0.0, 0.8):
         params = SamplingParams(max_new_tokens=16, temperature=temperature, top_p=0.95, seed=3)
@@ -74,7 +65,6 @@ def test_no_bugs_in_bfloat16() -> None:
 def test_equal_with_keys_in_int8() -> None:
     """Guards against a real model whose default method answers otherwise than plain decoding where keys and values are
     in 8 bits."""
-    pull("smollm2-135m")
     model = outpace.load("smollm2-135m", device="cpu", kv_cache_dtype="int8")
     for item in read_workload("builtin:2"):
         prompt = item.prompt(0, [])
@@ -86,7 +76,6 @@ def test_equal_with_keys_in_int8() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_equal_with_drafts_in_four_bits(dtype: str) -> None:
     """Guards against rows of the copy in 4 bits that stay in the target's slots, and a copy that guesses badly."""
-    pull("smollm2-135m")
     model = outpace.load("smollm2-135m", device="cpu", dtype=dtype)
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=11)
@@ -100,7 +89,6 @@ def test_equal_with_drafts_in_four_bits(dtype: str) -> None:
 def test_tokenswift_equals_plain(tmp_path: Path) -> None:
     """Guards against a view of a real model's rows that reaches its answer, greedy and drawn, and penalties of another
     path; the heads are as before training, and rows are selected anew within the answer."""
-    pull("smollm2-135m")
     sizes: dict[str, Any] = {"hidden_size": 576, "vocab_size": 49152, "draft_vocab_size": 49152, "heads": 3}
     heads = MedusaNet(MedusaConfig(**sizes, head="target", bias=False, chained=True))
     for name, weight in heads.named_parameters():
