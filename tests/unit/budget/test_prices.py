@@ -1,7 +1,6 @@
 """The expected-gain rule: which nodes are taken."""
 
 import random
-from itertools import pairwise
 
 import pytest
 
@@ -38,6 +37,7 @@ def test_least_gain_leaves_nothing_out() -> None:
         count, _ = prices.best_count(gains)
         for position, gain in enumerate(gains[:count]):
             assert gain >= prices.least_gain(position) - 1e-12
+        assert prices.least_gain(len(prices.times.ms) - 1) == float("inf"), "beyond the last number that has a time"
 
 
 def test_least_times_are_those_of_all_pairs() -> None:
@@ -45,28 +45,8 @@ def test_least_times_are_those_of_all_pairs() -> None:
     for seed in range(50):
         times = some_prices(seed)[0].times
         ms, last = times.ms, len(times.ms) - 1
-        own = [
-            min((ms[end] - ms[start]) / (end - start) for end in range(start + 1, last + 1)) for start in range(last)
-        ]
+        own = [min((ms[end] - ms[at]) / (end - at) for end in range(at + 1, last + 1)) for at in range(last)]
         assert times.least_ms == pytest.approx([min(own[start:]) for start in range(last)], abs=1e-12)
-
-
-def test_least_gain_rises_and_ends() -> None:
-    """Guards against growth beyond the last number that has a time, and against bounds that fall again, by which a
-    growth that was ended would have gone on."""
-    prices, _ = some_prices(3)
-    bounds = [prices.least_gain(count) for count in range(len(prices.times.ms) - 1)]
-    assert all(low <= high for low, high in pairwise(bounds))
-    assert prices.least_gain(len(prices.times.ms) - 1) == float("inf")
-
-
-def test_a_faster_rate_takes_no_more() -> None:
-    """Guards against a sign: what time yields elsewhere makes nodes dearer."""
-    prices, gains = some_prices(5)
-    counts = [Prices(rate, prices.times).best_count(gains)[0] for rate in (0.0, 0.1, 1.0, 100.0)]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] == min(len(gains), len(prices.times.ms) - 1)
-    assert counts[-1] <= 1 or prices.times.ms[counts[-1]] == prices.times.ms[0]
 
 
 def test_who_drafts_well_leaves_room_for_others() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.cache.memory import free_bytes
-from tests.unit.lib.test_processors import write
+from tests.unit.lib.test_threads import write
 
 GROUP = "sys/fs/cgroup/"
 FULL = {

@@ -41,9 +41,7 @@ def marks_of(kv: SlotKV, slot: int) -> list[int]:
     length = kv.lengths[slot]
     keys, values = (rows[:, slot, :, :length] for rows in (kv.keys, kv.values))
     if kv.scales:
-        keys, values = (
-            rows * scales[:, slot, :, :length] for rows, scales in zip((keys, values), kv.scales, strict=True)
-        )
+        keys, values = (one * scale[:, slot, :, :length] for one, scale in zip((keys, values), kv.scales, strict=True))
         keys = rotated(keys)
     marks = keys[0][0, :, 0]
     for layer in range(LAYERS):
@@ -71,14 +69,13 @@ def test_a_slot_that_was_emptied_holds_nothing_of_before() -> None:
 def test_committing_chains_appends_in_order() -> None:
     """Guards against a pass that writes over committed rows or leaves a gap behind a shortened chain."""
     kv = slot_kv()
-    slot = 0
-    run_pass(kv, [(slot, [1, 2, 3])])
-    kv.commit([slot], [range(3)])
-    run_pass(kv, [(slot, [4, 5, 6, 7])])
-    kv.commit([slot], [[0, 1]])  # 6 and 7 were rejected
-    run_pass(kv, [(slot, [8])])
-    kv.commit([slot], [[0]])
-    assert marks_of(kv, slot) == [1, 2, 3, 4, 5, 8]
+    run_pass(kv, [(0, [1, 2, 3])])
+    kv.commit([0], [range(3)])
+    run_pass(kv, [(0, [4, 5, 6, 7])])
+    kv.commit([0], [[0, 1]])  # 6 and 7 were rejected
+    run_pass(kv, [(0, [8])])
+    kv.commit([0], [[0]])
+    assert marks_of(kv, 0) == [1, 2, 3, 4, 5, 8]
 
 
 @pytest.mark.parametrize("node", range(9))
@@ -86,25 +83,23 @@ def test_committing_a_branching_path_keeps_its_rows_in_order(node: int) -> None:
     """Guards against a gather that overwrites a row before reading it, or that moves some layers or heads only."""
     topology = Topology.of((-1, 0, 0, 1, 2, 2, 4, 6, 3))
     kv = slot_kv()
-    slot = 0
-    run_pass(kv, [(slot, [50, 51])])
-    kv.commit([slot], [range(2)])
-    run_pass(kv, [(slot, range(9))])
-    kv.commit([slot], [topology.path(node)])
-    assert marks_of(kv, slot) == [50, 51, *topology.path(node)]
+    run_pass(kv, [(0, [50, 51])])
+    kv.commit([0], [range(2)])
+    run_pass(kv, [(0, range(9))])
+    kv.commit([0], [topology.path(node)])
+    assert marks_of(kv, 0) == [50, 51, *topology.path(node)]
 
 
 def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     """Guards against rows filed under a neighbour: segments of 1, 4 and 2 rows start where the last one ended."""
     kv = slot_kv(slots=3)
-    slots = range(3)
-    run_pass(kv, [(slots[2], [90])])
-    kv.commit([slots[2]], [[0]])
-    cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
+    run_pass(kv, [(2, [90])])
+    kv.commit([2], [[0]])
+    cache = run_pass(kv, [(1, [1]), (2, [2, 3, 4, 5]), (0, [6, 7])])
     assert [segment.end for segment in cache.segments] == [1, 5, 2]
     assert all(torch.isfinite(kv.keys[1, one.slot, :, : one.end]).all() for one in cache.segments)
-    kv.commit((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]))
-    assert [marks_of(kv, slot) for slot in slots] == [[6, 7], [1], [90, 2, 4]]
+    kv.commit((1, 2, 0), ([0], [0, 2], [0, 1]))
+    assert [marks_of(kv, slot) for slot in range(3)] == [[6, 7], [1], [90, 2, 4]]
 
 
 def test_committing_one_slot_does_not_touch_the_others() -> None:
@@ -121,25 +116,23 @@ def test_committing_one_slot_does_not_touch_the_others() -> None:
 def test_a_pass_beyond_the_capacity_is_caught_before_it_writes() -> None:
     """Guards against rows cut off silently by a slice that ends at the capacity."""
     kv = slot_kv(capacity=5)
-    slot = 0
-    run_pass(kv, [(slot, [1, 2, 3])])
-    kv.commit([slot], [range(3)])
-    run_pass(kv, [(slot, [4, 5])])
-    kv.commit([slot], [range(2)])
-    assert marks_of(kv, slot) == [1, 2, 3, 4, 5]
+    run_pass(kv, [(0, [1, 2, 3])])
+    kv.commit([0], [range(3)])
+    run_pass(kv, [(0, [4, 5])])
+    kv.commit([0], [range(2)])
+    assert marks_of(kv, 0) == [1, 2, 3, 4, 5]
     with pytest.raises(AssertionError, match="6 rows exceed the capacity of 5"):
-        run_pass(kv, [(slot, [6])])
+        run_pass(kv, [(0, [6])])
 
 
 def test_keys_and_values_keep_their_own_precision() -> None:
     """Guards against values rounded to the keys' dtype on the way in."""
     kv = slot_kv(key_dtype=torch.bfloat16)
-    slot = 0
-    cache = PassCache([Segment(kv, slot, 0, torch.tensor([0]))])
+    cache = PassCache([Segment(kv, 0, 0, torch.tensor([0]))])
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)
-    kv.commit([slot], [[0]])
-    keys, values = (rows[:, slot, :, : kv.lengths[slot]] for rows in (kv.keys, kv.values))
+    kv.commit([0], [[0]])
+    keys, values = (rows[:, 0, :, : kv.lengths[0]] for rows in (kv.keys, kv.values))
     assert keys[0].dtype == torch.bfloat16
     assert torch.equal(values[0], exact[0])
 

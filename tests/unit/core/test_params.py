@@ -1,4 +1,4 @@
-"""Sampling parameters: a bad or unknown option must be refused by name, never rounded, dropped or passed on."""
+"""Sampling parameters and grammars: a bad or unknown option is refused by name, never rounded, dropped or passed on."""
 
 import json
 from dataclasses import asdict, fields
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outpace.core.params import ALIASES, KNOWN_UNSUPPORTED, MAX_SAMPLES, MAX_SEED, SamplingParams
+from outpace.core.params import ALIASES, KNOWN_UNSUPPORTED, MAX_SAMPLES, MAX_SEED, Grammar, SamplingParams
 from outpace.lib.errors import InvalidRequest, OutpaceError
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -86,45 +86,27 @@ def test_a_refused_option_wins_over_good_ones_beside_it() -> None:
         SamplingParams.from_options(temperature=0.5, top_k=3, num_beams=4)
 
 
-def test_one_stop_string_is_one_string() -> None:
-    """Guards against a stop string that is iterated into characters, so that "END" stops at the first "E"."""
-    options: dict[str, Any] = {"stop": "END"}
-    assert SamplingParams(**options).stop == ("END",)
-    options = {"stop": ["END", "\n"]}
-    assert SamplingParams(**options).stop == ("END", "\n")
-
-
-def test_parameters_given_as_lists_still_serve_as_keys() -> None:
-    """Guards against unhashable parameters: rows of a batch are grouped by equal parameters."""
-    options: dict[str, Any] = {"stop": ["a"], "eos_token_ids": [2, 3]}
-    first, second = SamplingParams(**options), SamplingParams(stop=("a",), eos_token_ids=(2, 3))
-    assert len({first, second}) == 1
-
-
-BIASES: list[Any] = [
-    {9: -1, 3: 2.5},
-    {"3": 2.5, "9": -1.0},
-    [(9, -1), (3, 2.5)],
-    [[3, 2.5], [9, -1]],
-    {9: -1.0, "3": 2.5},
+BIAS = ((3, 2.5), (9, -1.0))
+FORMS: list[tuple[str, Any, Any]] = [
+    ("stop", "END", ("END",)),
+    ("stop", ["END", "\n"], ("END", "\n")),
+    ("eos_token_ids", [2, 3], (2, 3)),
+    ("bad_words", "END", ("END",)),
+    ("bad_words", ["END"], ("END",)),
+    ("bad_words_ids", [[1], (2, 3)], ((1,), (2, 3))),
+    *(("logit_bias", bias, BIAS) for bias in ({9: -1, 3: 2.5}, {"3": 2.5, "9": -1.0}, {9: -1.0, "3": 2.5})),
+    *(("logit_bias", bias, BIAS) for bias in ([(9, -1), (3, 2.5)], [[3, 2.5], [9, -1]])),
+    *((name, None, ()) for name in ("logit_bias", "bad_words", "bad_words_ids")),
 ]
 
 
-@pytest.mark.parametrize("bias", BIASES, ids=str)
-def test_every_form_of_a_logit_bias_is_the_same_key(bias: Any) -> None:
-    """Guards against an unhashable mapping, and equal requests drawn in separate groups: JSON keys are text."""
-    params = SamplingParams.from_options(logit_bias=bias)
-    assert params.logit_bias == ((3, 2.5), (9, -1.0))
-    assert hash(params) == hash(SamplingParams(logit_bias=((3, 2.5), (9, -1.0))))
-
-
-def test_lists_of_bans_serve_as_keys() -> None:
-    """Guards against a bad word that is iterated into letters, and against unhashable sequences of ids."""
-    params = SamplingParams.from_options(bad_words="END", bad_words_ids=[[1], (2, 3)])
-    assert (params.bad_words, params.bad_words_ids) == (("END",), ((1,), (2, 3)))
-    assert len({params, SamplingParams.from_options(bad_words=["END"], bad_words_ids=([1], [2, 3]))}) == 1
-    none = SamplingParams.from_options(logit_bias=None, bad_words=None, bad_words_ids=None)
-    assert none == SamplingParams()
+def test_every_form_of_an_option_is_the_same_key() -> None:
+    """Guards against a string that is iterated into characters, so that "END" stops at the first "E"; and against
+    unhashable parameters, and equal requests drawn in separate groups: JSON keys are text."""
+    for name, form, expected in FORMS:
+        params = SamplingParams.from_options(**{name: form})
+        assert getattr(params, name) == expected, name
+        assert len({params, SamplingParams(**{name: expected})}) == 1, name
 
 
 def test_a_minimum_above_the_maximum_names_both() -> None:
@@ -180,3 +162,40 @@ def test_greedy_is_temperature_zero_and_nothing_else() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert not SamplingParams(temperature=1e-6).is_greedy
     assert not SamplingParams(temperature=1.0, top_k=1).is_greedy
+
+
+def test_equal_grammars_are_equal_keys() -> None:
+    """Guards against a cache of compiled grammars that never finds one, and parameters that cannot be keys."""
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert Grammar.json_schema(schema) == Grammar.json_schema('{"type": "object", "properties": {"b": {}, "a": {}}}')
+    assert len({SamplingParams(grammar=Grammar.json_schema(schema)) for _ in range(2)}) == 1
+    assert Grammar.json_object() != Grammar.regex('{"type": "object"}')
+
+
+def test_the_order_of_properties_is_kept() -> None:
+    """Guards against a schema whose keys are sorted: their order is the order of the answer."""
+    assert Grammar.json_schema({"properties": {"b": {}, "a": {}}}).text == '{"properties": {"b": {}, "a": {}}}'
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Grammar.json_schema("{"), "not JSON"),
+        (lambda: Grammar.json_schema("[]"), "must be an object, found list"),
+        (lambda: Grammar.json_schema(7), "must be an object, found int"),  # type: ignore[arg-type]
+        (lambda: Grammar.json_schema("[" * 100_000), "not JSON"),
+        (lambda: Grammar.json_schema({"enum": [{1}]}), "cannot be written as JSON"),
+        (lambda: Grammar.regex(None), "must be text"),  # type: ignore[arg-type]
+        (lambda: Grammar.choice([]), "one or more texts"),
+        (lambda: Grammar.choice("yes"), "one or more texts"),
+        (lambda: Grammar.choice(["yes", ""]), "one or more texts"),
+        (lambda: Grammar("ebnf", "x"), "choose 'json'"),
+        (lambda: SamplingParams(grammar={"type": "object"}), r"Grammar\.json_schema"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(grammar=Grammar.json_object(), ignore_eos=True), "leave out one"),
+        (lambda: SamplingParams(draft_forced=1), "must be True or False"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_grammar_is_refused(make: Any, said: str) -> None:
+    """Guards against a bad grammar that is found out in the engine, or never."""
+    with pytest.raises(InvalidRequest, match=said):
+        make()

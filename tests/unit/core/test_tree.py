@@ -128,10 +128,8 @@ def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -
     nodes."""
     count = len(parents)
     tokens, drafted = [source.randrange(4) for _ in parents], source.randint(1, count)
-    scores, distributions = (
-        torch.rand(drafted),
-        {node: torch.rand(4) for node in range(count) if source.random() < 0.7 or not node},
-    )
+    scores = torch.rand(drafted)
+    distributions = {node: torch.rand(4) for node in range(count) if source.random() < 0.7 or not node}
     tree = DraftTree(torch.tensor(tokens), Topology.of(parents), distributions, 2, count - drafted, scores)
     cut = tree.without_unreachable((0, 3), tokens)
     ended = [any(tokens[above] in (0, 3) for above in ancestors(parents, node)[1:] if above) for node in range(count)]
@@ -141,9 +139,7 @@ def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -
         assert [kept[above] for above in cut.topology.path(place)] == ancestors(parents, node)[::-1]
     assert cut.draft_probs is not None
     assert cut.scores is not None
-    assert list(cut.draft_probs.values()) == [
-        distribution for node, distribution in distributions.items() if node in kept
-    ]
+    assert list(cut.draft_probs.values()) == [law for node, law in distributions.items() if node in kept]
     assert [kept[place] for place in cut.draft_probs] == [node for node in distributions if node in kept]
     assert torch.equal(cut.scores, scores[[node for node in kept if node < drafted]])
     assert (cut.retrieved, cut.draft_passes) == (sum(node >= drafted for node in kept), 2)
@@ -170,11 +166,3 @@ def test_draft_probs_that_are_no_law_of_a_node_are_refused(node: int, shape: tup
     """Guards against a batch dimension left on, and distributions of nodes that are not there."""
     with pytest.raises(ValueError, match=r"draft_probs\["):
         DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(3), {node: torch.full(shape, 0.2)})
-
-
-def test_a_chain_of_one_token_is_plain_decoding() -> None:
-    """Guards against an empty draft that counts its pending token as drafted."""
-    tree = DraftTree.chain(torch.tensor([7]))
-    assert len(tree) == 1
-    assert tree.topology.max_depth == 0
-    assert tree.topology.ancestor_mask.tolist() == [[True]]

@@ -107,9 +107,7 @@ def test_a_node_has_its_bits_in_any_company(width: int, group: int, dtype: torch
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
-def test_a_prompt_has_its_bits_however_it_is_cut(
-    width: int, group: int, dtype: torch.dtype, window: int | None
-) -> None:
+def test_a_prompt_has_its_bits_however_cut(width: int, group: int, dtype: torch.dtype, window: int | None) -> None:
     """Guards against tiles counted from where a chunk begins: a cached prefix ends anywhere."""
     world = World(width, group, dtype, 1100)
     whole = world.text(0, window)
@@ -142,19 +140,15 @@ def tree_behind(kv: SlotKV, length: int, view: Tensor | None) -> Segment:
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
-def test_rows_attend_through_a_view_as_in_python(
-    width: int, group: int, dtype: torch.dtype, window: int | None
-) -> None:
+def test_rows_attend_by_a_view_as_in_python(width: int, group: int, dtype: torch.dtype, window: int | None) -> None:
     """Guards against a view of another layer or head, a window that counts a view's rows instead of the text's
     positions, a copied tile that lacks its last rows, and a row behind the view that is looked for where the view's
     end would put it. What no view names is NaN, and would show."""
     for length, seen, layers, heads in VIEWS:
         world = World(width, group, dtype, length)
         generator = torch.Generator().manual_seed(seen)
-        view = torch.stack(
-            [torch.randperm(length, generator=generator)[:seen].sort().values for _ in range(layers * heads)]
-        )
-        view = view.int().view(layers, heads, seen)
+        orders = torch.stack([torch.randperm(length, generator=generator) for _ in range(layers * heads)])
+        view = orders[:, :seen].sort().values.int().view(layers, heads, seen)
         kv = SlotKV(2, 1, 2, length + len(TREE), width, dtype, dtype, torch.device("cpu"))
         exact = SlotKV(2, 1, 2, length + len(TREE), width, torch.float32, torch.float64, torch.device("cpu"))
         for rows, wide, own in zip((kv.keys, kv.values), (exact.keys, exact.values), world.rows, strict=True):
@@ -195,9 +189,7 @@ def test_a_view_has_the_bits_of_a_slot_of_its_rows(width: int, group: int, dtype
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, None), (None, 3.0), (500, 3.0)])
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
-def test_int8_attends_as_its_python_reference(
-    width: int, group: int, window: int | None, softcap: float | None
-) -> None:
+def test_int8_attends_as_its_reference(width: int, group: int, window: int | None, softcap: float | None) -> None:
     """Guards against the scale of another row, head or side, in order and where a tree's rows lie apart, and against
     scales that count in the sum of weights."""
     for length in LENGTHS:

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, reference_product
@@ -42,6 +43,14 @@ def extremes(one: BlockFormat, outputs: int, rows: int) -> tuple[BlockWeight, to
     blocks[..., start:end] = np.resize(np.array([0, 0xFF, 0x80, 0x7F], dtype=np.uint8), (outputs, 1, 1))
     signs = torch.tensor([[1, 1, 1, 1], [-1, -1, -1, -1], [1, 1, -1, -1], [1, -1, 1, -1]])
     return weight, signs.repeat(-(-rows // 4), weight.inputs // 4)[:rows].float()
+
+
+def test_formats_are_those_of_the_gguf_package() -> None:
+    """Guards against a wrong number or size in the table that replaces a slow import."""
+    stock = {kind.name: (int(kind), *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    own = {kind.name: (int(kind), kind.size, kind.width) for kind in BlockFormat}
+    assert own == {name: stock[name] for name in own}
+    assert {"F32", "Q4_K", "Q6_K", "MXFP4"} <= own.keys()
 
 
 @each_format

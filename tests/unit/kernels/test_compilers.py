@@ -61,12 +61,7 @@ def results(switch: pytest.MonkeyPatch) -> Iterator[tuple[str, Tensor]]:
             world = World(width, group, dtype, 600)
             yield f"text in {dtype}, {width}", world.text(570)
             path = [*range(600), *(600 + node for node in TREE.path(12))]
-            yield f"path in {dtype}, {width}", attention_of(world, path)
-
-
-def attention_of(world: World, path: list[int]) -> Tensor:
-    """Of the last row of a path, with a window and without."""
-    return torch.stack([world.alone(path), world.alone(path, 100)])
+            yield f"path in {dtype}, {width}", torch.stack([world.alone(path), world.alone(path, 100)])
 
 
 @pytest.mark.slow

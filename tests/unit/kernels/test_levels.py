@@ -16,6 +16,7 @@ from outpace.kernels.instructions import HOLDS, allowed, cpu_flags
 from outpace.kernels.levels import LEVELS, InstructionLevel, architecture, highest_level, library_name
 from tests.unit.models.tiny import needs_kernels
 
+OWN = [one for one in LEVELS if one.architecture == architecture()]
 HASWELL = "fpu sse4_1 avx f16c avx2 fma bmi1 bmi2 abm movbe"
 SKYLAKE_X = f"{HASWELL} avx512f avx512bw avx512cd avx512dq avx512vl"
 ICE_LAKE = f"{SKYLAKE_X} avx512_vnni avx512_vbmi"
@@ -87,9 +88,7 @@ def test_no_set_of_instructions_gets_more_than_it_has() -> None:
     assert highest_level("riscv64", ()) is None
 
 
-@pytest.mark.parametrize(
-    "level", [one for one in LEVELS if one.architecture == architecture()], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("level", OWN, ids=lambda one: one.name)
 def test_compilers_are_allowed_what_the_level_needs(level: InstructionLevel) -> None:
     """Guards against flags that let a compiler use instructions of which nobody asks whether the CPU has them."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
@@ -152,11 +151,8 @@ def test_other_sources_and_flags_have_other_names(tmp_path: Path, monkeypatch: p
     with (tmp_path / "cpp" / "lanes.h").open("a") as file:
         file.write("\n")
     assert not {library_name(one) for one in LEVELS} & set(before)
-    assert [library_name(LEVELS[0], system).rpartition(".")[2] for system in ("linux", "darwin", "win32")] == [
-        "so",
-        "dylib",
-        "dll",
-    ]
+    endings = [library_name(LEVELS[0], system).rpartition(".")[2] for system in ("linux", "darwin", "win32")]
+    assert endings == ["so", "dylib", "dll"]
 
 
 def test_torch_names_what_linux_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,14 +48,9 @@ def test_blocks_are_legal_and_near_the_weights(to: BlockFormat, inputs: int) -> 
 def test_a_search_beats_rounding(to: BlockFormat) -> None:
     """Guards against a search that does not search: gguf's own quantiser takes the range of each part as it is."""
     values = drawn(40, 256, seed=1)
-    searched, rounded = (
-        relative_error(numbers(blocks, to), values)
-        for blocks in (
-            quantize(values.view(np.uint8), F.F32, to),
-            gguf.quants.quantize(values, gguf.GGMLQuantizationType(to)),
-        )
-    )
-    assert searched < 0.97 * rounded
+    searched = relative_error(numbers(quantize(values.view(np.uint8), F.F32, to), to), values)
+    rounded = gguf.quants.quantize(values, gguf.GGMLQuantizationType(to))
+    assert searched < 0.97 * relative_error(numbers(rounded, to), values)
 
 
 @each_format
@@ -93,12 +88,10 @@ def test_a_row_does_not_depend_on_the_others(to: BlockFormat) -> None:
 def test_other_sources_are_read_as_their_numbers(kind: BlockFormat) -> None:
     """Guards against the bytes of one format read as another, which no error would show."""
     values = drawn(5, 512, seed=4)
-    data = (
-        quantize(values.view(np.uint8), F.F32, kind)
-        if kind == F.Q6_K
-        else gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind))
-    )
-    data = np.ascontiguousarray(data).view(np.uint8)
+    if kind == F.Q6_K:
+        data = quantize(values.view(np.uint8), F.F32, kind)
+    else:
+        data = np.ascontiguousarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind))).view(np.uint8)
     expected = quantize(numbers(data, kind).view(np.uint8), F.F32, F.Q4_K)
     assert np.array_equal(quantize(data, kind, F.Q4_K), expected)
 

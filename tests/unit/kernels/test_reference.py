@@ -1,8 +1,7 @@
 """Every compiled kernel against its Python reference: one row per kernel."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -31,14 +30,6 @@ pytestmark = needs_kernels
 Compared = tuple[Any, Any]
 
 
-@contextmanager
-def without(switch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without kernels."""
-    switch.setenv("OUTPACE_KERNELS", "off")
-    yield
-    switch.delenv("OUTPACE_KERNELS")
-
-
 def attend(switch: pytest.MonkeyPatch) -> Compared:
     kv = SlotKV(1, 1, 2, 64, 8, torch.float32, torch.float32, torch.device("cpu"))
     kv.keys.copy_(drawn(*kv.keys.shape, seed=1))
@@ -48,7 +39,8 @@ def attend(switch: pytest.MonkeyPatch) -> Compared:
     segments = [Segment(kv, 0, 0, tree.depth_tensor + 11, tree.ancestor_mask)]
     settings, query = AttentionSettings(0, 0.3, 6, 2.0), drawn(4, 4, 8, seed=3)
     found = attention.attend(query, segments, settings)
-    with without(switch):
+    with switch.context() as off:
+        off.setenv("OUTPACE_KERNELS", "off")
         return found, attend_segments(query, segments, settings)
 
 
@@ -73,7 +65,8 @@ def drafts(kind: str) -> Callable[[pytest.MonkeyPatch], Compared]:
             return torch.cat([tree.scores for tree in trees if tree.scores is not None])
 
         found = scores()
-        with without(switch):
+        with switch.context() as off:
+            off.setenv("OUTPACE_KERNELS", "off")
             return found, scores()
 
     return compare

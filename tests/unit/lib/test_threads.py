@@ -1,22 +1,90 @@
-"""How torch's threads wait, seen in processes of their own: OpenMP reads its environment once."""
+"""How many threads a machine deserves, by file systems made up; and how torch's threads wait, seen in processes of
+their own: OpenMP reads its environment once."""
 
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from outpace.lib.threads import COUNTS, VARIABLES
+from outpace.lib.threads import COUNTS, VARIABLES, Processors, cgroup_limit, processors
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+V2 = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
+NESTED = {
+    "proc/self/cgroup": "0::/app.slice/run\n",
+    "sys/fs/cgroup/app.slice/run/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/app.slice/cpu.max": "400000 100000\n",
+}
+V1 = {
+    "proc/self/cgroup": "4:memory:/docker/1\n3:cpu,cpuacct:/docker/1\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",  # a container's own group, seen as the topmost one
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+}
+FREE_V1 = {
+    "proc/self/cgroup": "1:cpu:/\n0::/\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [(V2, 1.5), (NESTED, 4.0), (V1, 3.0), (FREE_V1, None), ({"proc/self/cgroup": "0::/\n"}, None), ({}, None)],
+)
+def test_the_limit_of_a_container(files: dict[str, str], limit: float | None, tmp_path: Path) -> None:
+    """Guards against a container that is taken for the whole machine, in either version of cgroups, nested or not, and
+    against a limit where there is none."""
+    assert cgroup_limit(write(tmp_path, files)) == limit
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_hardware_threads_of_a_core_are_one_core(name: str, tmp_path: Path) -> None:
+    """Guards against two threads on one core's arithmetic, and against cores beyond the affinity."""
+    topology = {f"sys/devices/system/cpu/cpu{one}/topology/{name}": f"{one % 4},{one % 4 + 4}\n" for one in range(8)}
+    root = write(tmp_path, topology)
+    assert processors(root, range(8)).physical == 4
+    found = processors(root, [0, 4, 1])
+    assert (found.allowed, found.physical, found.quota, found.best_threads) == (3, 2, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("physical", "quota", "best"), [(8, None, 8), (8, 3.0, 3), (8, 2.5, 2), (8, 0.5, 1), (2, 16.0, 2)]
+)
+def test_threads_for_what_is_granted(physical: int, quota: float | None, best: int) -> None:
+    """Guards against threads that a container stops in the middle of a pass, and against none at all."""
+    assert Processors(2 * physical, 2 * physical, physical, quota).best_threads == best
+
+
+def test_this_machine_has_processors() -> None:
+    """Guards against a system whose files are missing or look otherwise."""
+    found = processors()
+    assert 1 <= found.physical <= found.allowed <= found.logical
+    assert found.best_threads >= 1
+
 
 LINE = "PerformanceWarning: outpace: torch was loaded first"
 
 
-def run(script: str, **chosen: str) -> str:
-    """What a process says on both streams that runs the script with no variables but those chosen."""
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"OMP_DISPLAY_ENV": "true", "OMP_NUM_THREADS": "2", **chosen}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+def run(script: str, **chosen: str) -> subprocess.CompletedProcess[str]:
+    """A process that runs the script with no variables but those chosen."""
+    environment = {name: value for name, value in os.environ.items() if name not in (*COUNTS, *VARIABLES)} | chosen
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+
+
+def said_of(script: str, **chosen: str) -> str:
+    """What a process with two threads says on both streams, OpenMP's library included."""
+    done = run(script, **({"OMP_DISPLAY_ENV": "true", "OMP_NUM_THREADS": "2"} | chosen))
     return done.stdout + done.stderr
 
 
@@ -30,7 +98,7 @@ def policy(said: str) -> str:
 @pytest.mark.parametrize("module", ["outpace.cli", "outpace.core.tree", "outpace.bench.demo"])
 def test_threads_sleep_while_they_wait(module: str) -> None:
     """Guards against threads that spin: beside one busy process a pass on two of them took eight times as long."""
-    assert policy(run(f"import {module}; import torch")) == "PASSIVE"
+    assert policy(said_of(f"import {module}; import torch")) == "PASSIVE"
 
 
 def test_tests_sleep_while_they_wait() -> None:
@@ -41,7 +109,7 @@ def test_tests_sleep_while_they_wait() -> None:
 @pytest.mark.parametrize("chosen", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "1000"}])
 def test_what_the_user_chose_is_left_alone(chosen: dict[str, str]) -> None:
     """Guards against a choice of the user that is overruled, by the variable they set or by the other one."""
-    said = run(f"import os, outpace; print([os.environ.get(name) for name in {VARIABLES}])", **chosen)
+    said = said_of(f"import os, outpace; print([os.environ.get(name) for name in {VARIABLES}])", **chosen)
     assert said.splitlines()[-1] == str([chosen.get(name) for name in VARIABLES])
 
 
@@ -50,10 +118,10 @@ WARNED = "from outpace.lib.threads import warn_of_spinning as warn; warn(); warn
 
 def test_a_host_that_loaded_torch_first_is_warned_once() -> None:
     """Guards against slow threads that nobody explains, and against a line for every model that is loaded."""
-    assert run(f"import torch; {WARNED}").count(LINE) == 1
-    assert LINE not in run(f"import torch; {WARNED}", OMP_WAIT_POLICY="passive")
-    assert LINE not in run(f"import torch; {WARNED}", OMP_NUM_THREADS="1")
-    assert LINE not in run(f"import outpace; import torch; {WARNED}")
+    assert said_of(f"import torch; {WARNED}").count(LINE) == 1
+    assert LINE not in said_of(f"import torch; {WARNED}", OMP_WAIT_POLICY="passive")
+    assert LINE not in said_of(f"import torch; {WARNED}", OMP_NUM_THREADS="1")
+    assert LINE not in said_of(f"import outpace; import torch; {WARNED}")
 
 
 STARTED = """
@@ -75,10 +143,7 @@ print(os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads())
 
 def threads_of_a_command(first: str = "", **chosen: str) -> str:
     """What is said to OpenMP, and how many threads torch has, where the command line started on a machine made up."""
-    environment = {name: value for name, value in os.environ.items() if name not in (*COUNTS, *VARIABLES)} | chosen
-    script = STARTED.format(first=first)
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1]
+    return run(STARTED.format(first=first), **chosen).stdout.splitlines()[-1]
 
 
 def test_the_command_line_takes_what_its_container_grants() -> None:
@@ -115,6 +180,4 @@ except SystemExit:
 @pytest.mark.parametrize(("chosen", "threads"), [({}, 5), ({"OMP_NUM_THREADS": "1"}, 1)])
 def test_the_demo_takes_what_its_container_grants(chosen: dict[str, str], threads: int) -> None:
     """Guards against a first impression on as many threads as the host has cores, or on others than the user's."""
-    environment = {name: value for name, value in os.environ.items() if name not in COUNTS} | chosen
-    done = subprocess.run([sys.executable, "-c", DEMO], env=environment, capture_output=True, text=True, check=True)
-    assert f"threads {threads}" in done.stdout
+    assert f"threads {threads}" in run(DEMO, **chosen).stdout

@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
+from outpace.models.loading.gguf import GgufFile, read_gguf
 from tests.unit.models.tiny import stock_model
 
 ARCHITECTURES = {"mistral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "gpt_neox": "gptneox"}
@@ -49,6 +50,12 @@ def write_model(path: Path, config: Any, kind: str = "F32") -> dict[str, Tensor]
     writer.write_tensors_to_file()
     writer.close()
     return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def gguf_of(path: Path, config: Any, kind: str = "F32") -> GgufFile:
+    """The file that `write_model` writes."""
+    write_model(path, config, kind)
+    return read_gguf(path)
 
 
 def _converted(name: str, values: Tensor, config: Any) -> list[tuple[str, Tensor]]:

@@ -13,9 +13,9 @@ from outpace.core.tree import Topology
 from outpace.lib.errors import UnsupportedModel
 from outpace.models.attention import _attend_on_cpu, products, tree_attention
 from tests.unit.models.company import assert_rows, has_exact_scores
+from tests.unit.models.tiny import drawn
 
 HEADS, DIM = 6, 16
-CPU = torch.device("cpu")
 TREE = Topology.of((-1, 0, 0, 1, 1, 2, 4, 0, 6, 3))
 
 
@@ -30,15 +30,18 @@ class Rows:
         self.keys = torch.randn(groups, count, DIM, generator=generator).to(dtype)
         self.values = torch.randn(groups, count, DIM, generator=generator).to(dtype)
 
+    def slot(self, stored: Sequence[int], committed: int) -> SlotKV:
+        """A slot that holds rows, of which the first are committed."""
+        kv = SlotKV(1, 1, self.groups, 256, DIM, torch.float32, torch.float64, torch.device("cpu"))
+        kv.keys[0, 0, :, : len(stored)] = self.keys[:, list(stored)].float()
+        kv.values[0, 0, :, : len(stored)] = self.values[:, list(stored)].double()
+        kv.lengths[0] = committed
+        return kv
+
     def attend(self, fresh: Sequence[int], before: Sequence[int], topology: Topology) -> Tensor:
         """[N, H, D] outputs of fresh rows behind committed ones."""
-        kv = SlotKV(1, 1, self.groups, 256, DIM, torch.float32, torch.float64, torch.device("cpu"))
-        slot = 0
-        kv.keys[0, slot, :, : len(before)] = self.keys[:, list(before)].float()
-        kv.values[0, slot, :, : len(before)] = self.values[:, list(before)].double()
-        kv.lengths[slot] = len(before)
-        positions = topology.depth_tensor + len(before)
-        cache = PassCache([Segment(kv, slot, 0, positions, topology.ancestor_mask)])
+        kv, positions = self.slot(before, len(before)), topology.depth_tensor + len(before)
+        cache = PassCache([Segment(kv, 0, 0, positions, topology.ancestor_mask)])
         cache.update(self.keys[None, :, list(fresh)], self.values[None, :, list(fresh)], 0)
         return attend(self.query[None, :, list(fresh)], cache)[0]
 
@@ -113,21 +116,13 @@ def test_the_numbers_are_those_of_stock_attention(groups: int) -> None:
             torch.testing.assert_close(together[node], expected[0, :, 0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-def test_scores_are_capped_before_they_are_masked(softcap: float | None) -> None:
+def test_scores_are_capped_before_they_are_masked() -> None:
     """Guards against a cap on the bias, which would let every node see its siblings at the price of the cap."""
     rows = Rows(2, 9, torch.float32)
-    count = 9 + len(TREE)
-    kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64, CPU)
-    slot = 0
-    kv.keys[0, slot, :, :count], kv.values[0, slot, :, :count] = rows.keys, rows.values
-    kv.lengths[slot] = 9
-    segment = Segment(kv, slot, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
-    actual = _attend_on_cpu(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, softcap))  # [N, H, D]
+    segment = Segment(rows.slot(range(9 + len(TREE)), 9), 0, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
+    actual = _attend_on_cpu(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, 1.5))  # [N, H, D]
     keys, values = rows.keys.repeat_interleave(3, 0), rows.values.repeat_interleave(3, 0)
-    scores = rows.query[:, 9:] @ keys.transpose(1, 2) * 0.7  # [H, N, L]
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = torch.tanh(rows.query[:, 9:] @ keys.transpose(1, 2) * 0.7 / 1.5) * 1.5  # [H, N, L]
     scores[..., 9:] = scores[..., 9:].masked_fill(~TREE.ancestor_mask, -torch.inf)
     expected = (torch.softmax(scores, dim=-1) @ values).transpose(0, 1)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
@@ -136,18 +131,29 @@ def test_scores_are_capped_before_they_are_masked(softcap: float | None) -> None
 def test_one_row_that_must_not_see_all_scratch_rows_is_masked() -> None:
     """Guards against a single row, computed as four, whose mask no longer fits the padded scores."""
     rows = Rows(2, 3, torch.float32)
-    kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64, CPU)
-    slot = 0
-    kv.keys[0, slot, :, :6], kv.values[0, slot, :, :6] = rows.keys[:, :6], rows.values[:, :6]
-    kv.lengths[slot] = 3
     visible = torch.tensor([[True, False, True]])
-    segment = Segment(kv, slot, 0, torch.tensor([3, 3, 4]), visible, scratch=2)
+    segment = Segment(rows.slot(range(6), 3), 0, 0, torch.tensor([3, 3, 4]), visible, scratch=2)
     actual = _attend_on_cpu(rows.query[:, 5:6], segment, AttentionSettings(0, 0.7, None, None))
     seen = [0, 1, 2, 3, 5]
     expected = nn.functional.scaled_dot_product_attention(
         rows.query[None, :, 5:6], rows.keys[None, :, seen], rows.values[None, :, seen], scale=0.7, enable_gqa=True
     )
     torch.testing.assert_close(actual[0], expected[0, :, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_request_of_nan_spoils_itself_only() -> None:
+    """Guards against weights of zero that make NaN of a neighbour's numbers, or of what one left in the slot."""
+    kv = SlotKV(1, 3, 2, 64, DIM, torch.float32, torch.float64, torch.device("cpu"))
+    kv.lengths = [20, 9, 30]
+    for storage in kv.storages:
+        storage.fill_(1.0)
+    query, keys, values = drawn(1, HEADS, 3, DIM, seed=1), drawn(1, 2, 3, DIM, seed=2), drawn(1, 2, 3, DIM, seed=3)
+    values[0, :, 1] = torch.nan
+    for written, is_finite in ((values, [True, False, True]), (values.nan_to_num(), [True, True, True])):
+        cache = PassCache([Segment(kv, slot, slot, torch.tensor([kv.lengths[slot]])) for slot in range(3)])
+        cache.update(keys, written, 0)
+        assert torch.isfinite(attend(query, cache)[0]).all(dim=(1, 2)).tolist() == is_finite
+        kv.lengths[1] = 4  # the slot's next request is shorter; the rows behind it were the last one's
 
 
 def test_features_that_are_not_computed_are_refused_by_name() -> None:

@@ -19,7 +19,7 @@ from outpace.models.costs_file import identity
 from outpace.models.draft import early_exit
 from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
-from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.gguf import GgufFile, read_gguf
 from outpace.models.loading.gguf_config import config_of
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.registry import Source
@@ -27,7 +27,7 @@ from outpace.models.loading.weights import read_model
 from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.models.gguf_models import write_model
+from tests.unit.models.gguf_models import gguf_of
 from tests.unit.models.tiny import needs_kernels, open_with, random_ids, stock_model, tiny_config
 
 pytestmark = needs_kernels
@@ -40,10 +40,20 @@ SIZES_OF: dict[str, dict[str, Any]] = {
 }
 
 
-def block_target(config: Any, path: Path, kind: str) -> TransformersTarget:
-    write_model(path, config, kind)
-    model = read_blocks(read_gguf(path), config, torch.float32, "outpace")
-    return TransformersTarget(model, 128, 4, (), quantize="file")
+def target_of(file: GgufFile, config: Any) -> TransformersTarget:
+    return TransformersTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
+
+
+def block_target(config: Any, path: Path, kind: str = "Q8_0") -> TransformersTarget:
+    return target_of(gguf_of(path, config, kind), config)
+
+
+def mixed_target(folder: Path, kind: str, parts: tuple[str, ...]) -> TransformersTarget:
+    """Of a file in Q8_0, some of whose tensors have another format."""
+    config = tiny_config("qwen2", **SIZES)
+    file, other = gguf_of(folder / "m.gguf", config, "Q8_0"), gguf_of(folder / "other.gguf", config, kind)
+    file.tensors.update({name: other.tensors[name] for name in file.tensors if any(part in name for part in parts)})
+    return target_of(file, config)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,8 +61,7 @@ def test_every_family_runs_on_its_blocks(family: str, tmp_path: Path) -> None:
     """Guards against matrices that are left out, joined in another order or read with another family's rows, against
     experts in the wrong place, and against passes that are not batch-invariant."""
     config = tiny_config(family, **SIZES_OF.get(family, SIZES))
-    target = block_target(config, tmp_path / "m.gguf", "Q8_0")
-    ids = random_ids(20, seed=3)
+    target, ids = block_target(config, tmp_path / "m.gguf"), random_ids(20, seed=3)
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([ids])).logits[0]
     hidden = target.run([PassPart.of(0, torch.tensor(ids))])
@@ -65,8 +74,7 @@ def test_every_family_runs_on_its_blocks(family: str, tmp_path: Path) -> None:
 
 def test_experts_stay_in_the_files_format(tmp_path: Path) -> None:
     """Guards against experts of 16 bits that take twice their memory, and a stack that is converted once per expert."""
-    config, path = tiny_config("qwen3_moe", **SIZES_OF["qwen3_moe"]), tmp_path / "m.gguf"
-    target = block_target(config, path, "F16")
+    target = block_target(tiny_config("qwen3_moe", **SIZES_OF["qwen3_moe"]), tmp_path / "m.gguf", "F16")
     kinds = {layer.kind for layer in target.decoder.modules() if isinstance(layer, KernelLinear)}
     assert kinds == {Kind.HALVES, Kind.FLOAT32}, "a file's routers have 32 bits"
 
@@ -74,25 +82,16 @@ def test_experts_stay_in_the_files_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "value"), [("feed_forward_length", 96.0), ("rope.freq_base", "x")])
 def test_values_of_another_type_are_one_line(key: str, value: Any, tmp_path: Path) -> None:
     """Guards against a traceback for a config whose values have a type that no check foresees."""
-    path = tmp_path / "m.gguf"
-    write_model(path, tiny_config("qwen2", **SIZES), "Q8_0")
-    file = read_gguf(path)
+    file = gguf_of(tmp_path / "m.gguf", tiny_config("qwen2", **SIZES), "Q8_0")
     file.values[f"qwen2.{key}"] = value
-    source, config = Source(str(path), str(path), {}, file), cast(Any, config_of(file, "m"))
+    source, config = Source("m", str(tmp_path / "m.gguf"), {}, file), cast(Any, config_of(file, "m"))
     with pytest.raises(ModelError):
         read_model(source, config, torch.float32, torch.device("cpu"), "outpace", "file")
 
 
 def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:
     """Guards against queries, keys and values of different formats, as in Q4_K_M, that leave the compiled decoder."""
-    config = tiny_config("qwen2", **SIZES)
-    path = tmp_path / "m.gguf"
-    write_model(path, config, "Q8_0")
-    other = tmp_path / "other.gguf"
-    write_model(other, config, "Q4_0")
-    file, mixed = read_gguf(path), read_gguf(other)
-    file.tensors.update({name: one for name, one in mixed.tensors.items() if "attn_v" in name or "ffn_up" in name})
-    target = TransformersTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
+    target = mixed_target(tmp_path, "Q4_0", ("attn_v", "ffn_up"))
     assert target.native is not None, target.computed_by
     formats = {module.formats for module in target.decoder.modules() if isinstance(module, BlockLinear)}
     assert ("Q8_0", "Q8_0", "Q4_0") in formats
@@ -110,29 +109,25 @@ def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:
 )
 def test_weights_that_are_not_finite_are_refused(name: str, kind: str, form: str, tmp_path: Path) -> None:
     """Guards against a damaged file that answers with noise: one infinite factor or number among all weights."""
-    path = tmp_path / "m.gguf"
-    write_model(path, tiny_config("qwen2", **SIZES), kind)
-    tensor = read_gguf(path).tensors[name]
+    path, config = tmp_path / "m.gguf", tiny_config("qwen2", **SIZES)
+    tensor = gguf_of(path, config, kind).tensors[name]
     whole = bytearray(path.read_bytes())
     start = whole.index(bytes(tensor.data))
     whole[start : start + struct.calcsize(form)] = struct.pack(form, float("inf"))
     path.write_bytes(whole)
     with pytest.raises(ModelError, match=rf"{re.escape(name)}: has weights that are NaN or infinite"):
-        read_blocks(read_gguf(path), tiny_config("qwen2", **SIZES), torch.float32, "outpace")
+        read_blocks(read_gguf(path), config, torch.float32, "outpace")
 
 
 def test_an_embedding_that_is_not_finite_is_found_where_its_token_occurs(tmp_path: Path) -> None:
     """Guards against noise from a row of an untied embedding, which nothing reads before its token comes."""
-    path = tmp_path / "m.gguf"
-    config = tiny_config("qwen2", **SIZES, tie_word_embeddings=False)
-    write_model(path, config, "Q8_0")
-    whole, row = bytearray(path.read_bytes()), bytes(read_gguf(path).tensors["token_embd.weight"].data[9])
+    path, config = tmp_path / "m.gguf", tiny_config("qwen2", **SIZES, tie_word_embeddings=False)
+    row = bytes(gguf_of(path, config, "Q8_0").tensors["token_embd.weight"].data[9])
+    whole = bytearray(path.read_bytes())
     start = whole.index(row)
     whole[start : start + 2] = struct.pack("<e", float("inf"))
     path.write_bytes(whole)
-    model = read_blocks(read_gguf(path), config, torch.float32, "outpace")
-    engine = Engine(TransformersTarget(model, 128, 4, (), quantize="file"))
-    params = SamplingParams(max_new_tokens=2)
+    engine, params = Engine(target_of(read_gguf(path), config)), SamplingParams(max_new_tokens=2)
     right, wrong = (engine.add(ids, params, EmptyDraft())[0] for ids in ([5, 6, 7], [5, 9, 7]))
     while not engine.is_idle:
         engine.step()
@@ -143,7 +138,7 @@ def test_an_embedding_that_is_not_finite_is_found_where_its_token_occurs(tmp_pat
 
 def test_a_head_restricted_to_some_ids_scores_them_alike(tmp_path: Path) -> None:
     """Guards against drafters that draft from a part of the vocabulary with another score for each id."""
-    target = block_target(tiny_config("qwen2", **SIZES), tmp_path / "m.gguf", "Q8_0")
+    target = block_target(tiny_config("qwen2", **SIZES), tmp_path / "m.gguf")
     _, outputs = open_with(target, random_ids(9, seed=1))
     ids = torch.tensor([5, 0, 121])
     hidden = torch.randn(3, 64)
@@ -157,10 +152,8 @@ def test_a_head_restricted_to_some_ids_scores_them_alike(tmp_path: Path) -> None
 def test_matrices_are_read_from_the_file_as_the_mapping_shows_them(family: str, tmp_path: Path) -> None:
     """Guards against rows read from another place in the file than they are mapped at, such as the rows of Llama's
     queries, which are in another order, and the later experts of a stack, and against a mapping that is still read."""
-    path = tmp_path / "m.gguf"
     config = tiny_config(family, **SIZES_OF.get(family, SIZES))
-    write_model(path, config, "Q4_0")
-    file = read_gguf(path)
+    file = gguf_of(tmp_path / "m.gguf", config, "Q4_0")
     from_file, from_mapping = read_blocks(file, config, torch.float32, "outpace"), stock_model(config)
     fill_blocks(from_mapping, weights_of(file, config), torch.float32)
     assert layers_of(from_file)
@@ -173,8 +166,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path: Path) -> No
     """Guards against a program that is killed by a signal, or weights of two files in one model, where a download goes
     on or a file is replaced after its header was read."""
     path, config = tmp_path / "m.gguf", tiny_config("qwen2", **SIZES)
-    write_model(path, config, "Q8_0")
-    whole, file = path.read_bytes(), read_gguf(path)
+    file, whole = gguf_of(path, config, "Q8_0"), path.read_bytes()
     path.rename(tmp_path / "first.gguf")
     with pytest.raises(ModelError, match=r"m\.gguf: cannot be read again: .*No such file"):
         read_blocks(file, config, torch.float32, "outpace")
@@ -195,7 +187,7 @@ def layers_of(model: nn.Module) -> list[tuple[str, BlockLinear]]:
 
 def test_layers_in_blocks_start_a_draft_model(tmp_path: Path) -> None:
     """Guards against a start from a GGUF target's layers that its embedding, which is no parameter there, ends."""
-    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf", "Q8_0")
+    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf")
     small = make_small(small_config(target.config, SmallSizes(layers=2)), 0)
     copy_layers(small, target.decoder, target.head.weight)
     assert torch.equal(cast(Tensor, small.model.get_input_embeddings().weight), target.embedding.weight)
@@ -210,17 +202,11 @@ def test_times_are_of_a_files_formats(tmp_path: Path) -> None:
 
 def test_a_fingerprint_dequantises_no_embedding(tmp_path: Path) -> None:
     """Guards against half a gigabyte of numbers, kept for a hash."""
-    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf", "Q8_0")
+    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf")
     early_exit(target, 1).plain_tensors()
     assert "weight" not in vars(target.embedding)
 
 
 def test_formats_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
     """Guards against "a NoneType" as the reason that a model runs slowly."""
-    config, path, other = tiny_config("qwen2", **SIZES), tmp_path / "m.gguf", tmp_path / "other.gguf"
-    write_model(path, config, "Q8_0")
-    write_model(other, config, "F16")
-    file, mixed = read_gguf(path), read_gguf(other)
-    file.tensors.update({name: one for name, one in mixed.tensors.items() if "attn_v" in name})
-    target = TransformersTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
-    assert "cannot be joined" in target.computed_by
+    assert "cannot be joined" in mixed_target(tmp_path, "F16", ("attn_v",)).computed_by

@@ -59,14 +59,11 @@ COMMON_VARIANTS: dict[str, dict[str, Any]] = {
     "wide heads": {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1},
 }
 _SCALED = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_YARN = _SCALED | {"rope_type": "yarn"}
+_LLAMA3 = _SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "llama": COMMON_VARIANTS
-    | {
-        "llama3": {
-            "rope_parameters": _SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        }
-    },
-    "qwen2": COMMON_VARIANTS | {"yarn": {"rope_parameters": _SCALED | {"rope_type": "yarn"}}},
+    "llama": COMMON_VARIANTS | {"llama3": {"rope_parameters": _LLAMA3}},
+    "qwen2": COMMON_VARIANTS | {"yarn": {"rope_parameters": _YARN}},
     "qwen3_moe": {"weights of experts not normalised": {"norm_topk_prob": False}},
     "gemma2": {"uncapped": {"attn_logit_softcapping": None, "final_logit_softcapping": None}},
     "gpt_neox": {"serial": {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0}},

@@ -39,17 +39,8 @@ def test_passes_go_alone_in_a_crowd(tmp_path: Path) -> None:
     source = tmp_path / "crowd.cpp"
     source.write_text(PROGRAM)
     compiler = next(found for name in COMPILERS if (found := shutil.which(name)))
-    command = [
-        compiler,
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-pthread",
-        f"-I{SOURCES}",
-        str(source),
-        "-o",
-        str(tmp_path / "crowd"),
-    ]
+    program, options = tmp_path / "crowd", ("-std=c++17", "-O1", "-w", "-pthread")
+    command = [compiler, *options, f"-I{SOURCES}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
-    said = subprocess.run([tmp_path / "crowd"], check=True, capture_output=True, text=True).stdout.split()
+    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
     assert said == ["100", "100", "9", "1"]

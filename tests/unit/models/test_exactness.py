@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from outpace.cache.slots import AttentionSettings
 from outpace.models import attention
 from outpace.models import exactness as exactness_module
 from outpace.models.exactness import _ROWS, differing_products, probe
 from outpace.models.head import LmHead
-from outpace.models.layers import experts
+from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.models.layers.prepare import FusedRMSNorm, RowwiseActivation
 from outpace.models.loading.precision import compute_dtype
@@ -55,15 +54,15 @@ def shows(layer: PackedLinear, differs: Callable[[int], bool]) -> bool:
     return any(differs(size) != differs(alone) for count in _ROWS for size in sizes(count))
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, module: type, differs: Callable[[Tensor], bool], by: float = 1.0) -> None:
-    """Make `module` give some passes results that are off by the least that its dtype can tell."""
-    stock = module.forward  # type: ignore[attr-defined]
+def plant(patch: pytest.MonkeyPatch, holder: Any, name: str, differs: Callable[..., bool], steps: float = 8.0) -> None:
+    """Make some results of a function larger, by a few of the least steps that their dtype can tell."""
+    stock = getattr(holder, name)
 
-    def forward(self: nn.Module, rows: Tensor) -> Tensor:
-        result: Tensor = stock(self, rows)
-        return result * (1 + by * torch.finfo(result.dtype).eps) if differs(rows) else result
+    def planted(*args: Any) -> Tensor:
+        result: Tensor = stock(*args)
+        return result * (1 + steps * torch.finfo(result.dtype).eps) if differs(*args) else result
 
-    monkeypatch.setattr(module, "forward", forward)
+    patch.setattr(holder, name, planted)
 
 
 @each_dtype
@@ -139,15 +138,13 @@ def test_a_bias_of_zero_changes_no_bit(dtype: str, outputs: int, inputs: int) ->
 
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
-    ("differs", "by"),
+    "differs",
     [
-        pytest.param(lambda nodes, keys: nodes > 4 * 3, 1, id="many rows"),
-        pytest.param(lambda nodes, keys: keys % 48 in range(1, 12), 1, id="a short last piece of keys"),
+        pytest.param(lambda nodes, keys: nodes > 4 * 3, id="many rows"),
+        pytest.param(lambda nodes, keys: keys % 48 in range(1, 12), id="a short last piece of keys"),
     ],
 )
-def test_scores_that_depend_on_company_are_caught(
-    differs: Callable[[int, int], bool], by: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_differing_scores_are_caught(differs: Callable[[int, int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a probe that looks at layers alone: attention multiplies too, and threads cut its products."""
     stock = attention.products
 
@@ -167,11 +164,9 @@ def test_scores_that_depend_on_company_are_caught(
 @pytest.mark.usefixtures("without_kernels")
 @each_dtype
 @pytest.mark.parametrize("module", [RowwiseActivation, FusedRMSNorm])
-def test_other_operations_that_depend_on_company_are_caught(
-    module: type, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_differing_operations_are_caught(module: type, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a probe of products alone: an activation that threads cut rounds otherwise, too."""
-    plant(monkeypatch, module, lambda rows: rows_of(rows) > 50)
+    plant(monkeypatch, module, "forward", lambda layer, rows: rows_of(rows) > 50, steps=1)
     exactness = probe(tiny_target(tiny_config("llama"), DTYPES[dtype]))
     assert exactness.kind == "rounding"
     assert "pass of 61 rows" in exactness.reason
@@ -184,21 +179,14 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
     target = tiny_target(config)
     assert exactness_module._until_every_kind(target.decoder) == 3
     assert exactness_module._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
-    stock = attention._attend_on_cpu
-
-    def attend(query: Tensor, segment: Any, distribution: AttentionSettings) -> Tensor:
-        return stock(query, segment, distribution) * (1 + 1e-6 * (distribution.window is None and segment.count > 1))
-
-    monkeypatch.setattr(attention, "_attend_on_cpu", attend)
+    plant(monkeypatch, attention, "_attend_on_cpu", lambda rows, segment, how: how.window is None and segment.count > 1)
     assert "pass of 9 rows" in probe(target).reason
 
 
 @needs_kernels
 @each_dtype
 @pytest.mark.parametrize(("rows", "reason"), [(2, "pass of 9 rows"), (10, "pass of 61 rows")])
-def test_kernels_that_depend_on_company_are_caught(
-    rows: int, reason: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_differing_kernels_are_caught(rows: int, reason: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against trust in compiled kernels: they are asked as all others are."""
     stock = NativeDecoder.run
 
@@ -215,19 +203,13 @@ def test_kernels_that_depend_on_company_are_caught(
 
 def test_experts_that_are_summed_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a router or experts whose numbers follow how many neighbours chose the same."""
-    stock = experts.PackedExperts.forward
-    monkeypatch.setattr(
-        experts.PackedExperts,
-        "forward",
-        lambda self, hidden, *args: stock(self, hidden, *args) * (1 + 1e-6 * (len(hidden) > 1)),
-    )
+    plant(monkeypatch, PackedExperts, "forward", lambda layer, hidden, *args: len(hidden) > 1)
     assert probe(tiny_target(tiny_config("qwen3_moe"))).kind == "rounding"
 
 
 def test_a_head_that_depends_on_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a probe that ends before the logits, whose cap is computed after the product."""
-    stock = LmHead._capped
-    monkeypatch.setattr(LmHead, "_capped", lambda self, logits: stock(self, logits) * (1 + 1e-6 * (len(logits) > 1)))
+    plant(monkeypatch, LmHead, "_capped", lambda head, logits: len(logits) > 1)
     exactness = probe(tiny_target(tiny_config("llama")))
     assert exactness.kind == "rounding"
     assert "LM head" in exactness.reason
@@ -236,12 +218,7 @@ def test_a_head_that_depends_on_company_is_caught(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("without_kernels")
 def test_batches_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against attention whose bits depend on the other requests of a pass."""
-    stock = attention.attend_segments
-    monkeypatch.setattr(
-        attention,
-        "attend_segments",
-        lambda query, segments, settings: stock(query, segments, settings) * (1 + 1e-6 * (len(segments) > 1)),
-    )
+    plant(monkeypatch, attention, "attend_segments", lambda query, segments, settings: len(segments) > 1)
     assert "batch" in probe(tiny_target(tiny_config("llama"))).reason
 
 

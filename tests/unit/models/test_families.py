@@ -76,35 +76,32 @@ def test_multimodal_wrappers_are_refused_but_for_those_under_contract(config: Pr
     check_supported(Gemma3Config())
 
 
-def test_layers_of_different_shapes_are_refused() -> None:
-    """Guards against slots of one size for keys of several, and against layers that read another layer's keys."""
-    with pytest.raises(UnsupportedModel, match="'gemma3n_text': its layers differ in the size of their keys"):
-        check_supported(Gemma3nTextConfig())
-    config = tiny_config("gemma3_text")
-    config.global_head_dim = 32
-    with pytest.raises(UnsupportedModel, match="'gemma3_text': its layers differ in the size of their keys"):
-        check_supported(config)
-
-
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
-def test_attention_that_looks_ahead_is_refused(family: str) -> None:
-    """Guards against embedding models of a known family, whose tokens see what follows them."""
-    with pytest.raises(UnsupportedModel, match="looks ahead"):
-        check_supported(tiny_config(family, use_bidirectional_attention=True))
+def changed(family: str, **fields: Any) -> PretrainedConfig:
+    """A tiny config with fields that its class does not have."""
     config = tiny_config(family)
-    config.is_causal = False
-    with pytest.raises(UnsupportedModel, match="looks ahead"):
-        check_supported(config)
+    for field, value in fields.items():
+        setattr(config, field, value)
+    return config
 
 
-@pytest.mark.parametrize(
-    ("family", "field"), [("llama", "final_logit_softcapping"), ("llama", "logits_scaling"), ("gpt2", "logit_scale")]
-)
-def test_logits_that_are_changed_in_unknown_ways_are_refused(family: str, field: str) -> None:
-    """Guards against a head that leaves out what the model does to its logits."""
-    config = tiny_config(family)
-    setattr(config, field, 8.0)
-    with pytest.raises(UnsupportedModel, match=rf"'{family}': {field}=8.0"):
+NOT_COMPUTED: dict[str, tuple[PretrainedConfig, str]] = {
+    "shared keys": (Gemma3nTextConfig(), "'gemma3n_text': its layers differ in the size of their keys"),
+    "several sizes": (changed("gemma3_text", global_head_dim=32), "'gemma3_text': its layers differ in the size"),
+    "embeddings of Gemma 2": (tiny_config("gemma2", use_bidirectional_attention=True), "looks ahead"),
+    "embeddings of Gemma 3": (tiny_config("gemma3_text", use_bidirectional_attention=True), "looks ahead"),
+    "not causal": (changed("gemma3_text", is_causal=False), "looks ahead"),
+    "capped": (changed("llama", final_logit_softcapping=8.0), "'llama': final_logit_softcapping=8.0"),
+    "divided": (changed("llama", logits_scaling=8.0), "'llama': logits_scaling=8.0"),
+    "multiplied": (changed("gpt2", logit_scale=8.0), "'gpt2': logit_scale=8.0"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_COMPUTED)
+def test_what_is_not_computed_is_refused(case: str) -> None:
+    """Guards against slots of one size for keys of several, layers that read another layer's keys, embedding models of
+    a known family, whose tokens see what follows them, and a head that leaves out what the model does to its logits."""
+    config, complaint = NOT_COMPUTED[case]
+    with pytest.raises(UnsupportedModel, match=complaint):
         check_supported(config)
 
 
@@ -141,40 +138,30 @@ def test_windows_that_layers_and_masks_disagree_on_are_refused(family: str) -> N
         check_supported(tiny_config(family, layer_types=["chunked_attention"] * 3))
 
 
-@pytest.mark.parametrize("key", ["rope_type", "type"])
-@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
-def test_rotations_that_depend_on_the_batch_are_refused(field: str, key: str) -> None:
-    """Guards against dynamic scaling under its old and new names: a draft's length would change its neighbours."""
-    scaling = {key: "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    with pytest.raises(UnsupportedModel, match=r"rope_type='dynamic'.*longest position"):
-        check_supported(tiny_config("llama", **{field: scaling}))
+DYNAMIC = {"factor": 2.0, "rope_theta": 1e4}
+FIXED = {"rope_type": "default", "rope_theta": 1e4}
+NESTED = {"full_attention": DYNAMIC | {"rope_type": "dynamic"}, "sliding_attention": FIXED}
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 64}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}
+LONGEST = r"rope_type='dynamic'.*longest position"
+ROTATIONS: dict[str, tuple[PretrainedConfig, str]] = {
+    f"{field} {key}": (tiny_config("llama", **{field: DYNAMIC | {key: "dynamic"}}), LONGEST)
+    for field in ("rope_scaling", "rope_parameters")
+    for key in ("rope_type", "type")
+} | {
+    "of one layer type": (tiny_config("gemma3_text", rope_parameters=NESTED), LONGEST),
+    "longrope": (tiny_config("phi3", rope_parameters=LONG), "rope_type='longrope'.*use the checkpoint for short"),
+    "unknown": (changed("llama", rope_parameters={"rope_type": "spiral"}), "rope_type='spiral': not supported"),
+}
 
 
-def test_rotations_of_single_layer_types_are_checked_too() -> None:
-    """Guards against a dynamic rotation hidden in the parameters of one layer type, as Gemma 3 nests them."""
-    rotations: dict[str, Any] = {
-        "full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    }
-    with pytest.raises(UnsupportedModel, match=r"rope_type='dynamic'.*longest position"):
-        check_supported(tiny_config("gemma3_text", rope_parameters=rotations))
-    rotations["full_attention"]["rope_type"] = "linear"
-    check_supported(tiny_config("gemma3_text", rope_parameters=rotations))
-
-
-def test_long_rotations_are_refused_with_the_remedy() -> None:
-    """Guards against Phi-3's long variants, whose factors switch with the longest position in the batch."""
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
-    with pytest.raises(UnsupportedModel, match=r"rope_type='longrope'.*use the checkpoint for short contexts"):
-        check_supported(tiny_config("phi3", rope_parameters=scaling))
-
-
-def test_unknown_rotations_are_refused() -> None:
-    """Guards against a scaling added to transformers later, static or not."""
-    config = tiny_config("llama")
-    config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
-    with pytest.raises(UnsupportedModel, match=r"rope_type='spiral': not supported"):
+@pytest.mark.parametrize("case", ROTATIONS)
+def test_rotations_that_depend_on_the_batch_are_refused(case: str) -> None:
+    """Guards against scaling that switches with the longest position, so that a draft's length would change its
+    neighbours: dynamic under its old and new names and in one layer type, as Gemma 3 nests them, Phi-3's long variants;
+    and against a scaling added to transformers later."""
+    config, complaint = ROTATIONS[case]
+    with pytest.raises(UnsupportedModel, match=complaint):
         check_supported(config)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import Gemma3Config, PretrainedConfig
 
 from outpace.core.tree import DraftTree
-from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
 from outpace.models.layers.linear import can_pack
 from outpace.models.layers.prepare import FusedRMSNorm, fuse_norms
@@ -28,8 +27,6 @@ from tests.unit.models.tiny import (
     tiny_config,
     tiny_target,
 )
-
-needs_packed = pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="no packed kernels here")
 
 
 def multimodal_config(**text: Any) -> PretrainedConfig:
@@ -98,7 +95,7 @@ def test_no_mask_is_built(family: str) -> None:
     assert masks == [None] * 3
 
 
-@needs_packed
+@pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="no packed kernels here")
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_norms_are_fused_where_they_are_plain(family: str) -> None:
     """Guards against norms left slow by a renamed field, and against fusing Gemma's 1 + weight or a LayerNorm."""
@@ -143,11 +140,3 @@ def test_experts_decode_in_float64_too() -> None:
     exact = stock_model(config, dtype=torch.float64)
     exact.set_experts_implementation("eager")
     assert path_error(exact, tiny_target(config, torch.float64), random_tree(BRANCHING, seed=2)) < 1e-4
-
-
-def test_layers_without_a_number_are_not_mistaken_for_the_first() -> None:
-    """Guards against attention modules without layer_idx, whose keys would be read from a wrong layer."""
-    for family in FAMILIES:
-        decoder = stock_model(tiny_config(family), ATTENTION_NAME).get_decoder()
-        modules = [module for module in decoder.modules() if type(module).__name__.endswith("Attention")]
-        assert [module.layer_idx for module in modules] == [0, 1, 2], family

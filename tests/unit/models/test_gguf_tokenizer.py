@@ -46,10 +46,8 @@ def trained(pre_tokenizer: Any, normalizer: Any = None) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         backend.normalizer = normalizer
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=alphabet, special_tokens=CONTROL, show_progress=False
-    )
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, special_tokens=CONTROL, show_progress=False)
     backend.train_from_iterator([TEXT], trainer)
     return backend
 
@@ -159,13 +157,10 @@ def test_qwen2_composes_and_llama3_keeps_whole_words() -> None:
     assert codec.encode("cafe\u0301") == codec.encode("café")
     values["tokenizer.ggml.tokens"][-1] = "wxyz"  # which no merge makes
     values["tokenizer.ggml.token_type"] = np.where(values["tokenizer.ggml.token_type"] == 4, 1, 3).astype(np.int32)
+    values |= {"tokenizer.ggml.token_type": None, "tokenizer.ggml.add_bos_token": False}
     last = len(values["tokenizer.ggml.tokens"]) - 1
     for split, is_kept in (("qwen2", False), ("llama-bpe", True)):
-        values |= {
-            "tokenizer.ggml.pre": split,
-            "tokenizer.ggml.token_type": None,
-            "tokenizer.ggml.add_bos_token": False,
-        }
+        values["tokenizer.ggml.pre"] = split
         assert (codec_of(values).encode("wxyz") == [last]) == is_kept
 
 
@@ -245,10 +240,7 @@ def test_ends_of_a_turn_end_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (
-            {"tokenizer.ggml.pre": "nonesuch"},
-            r"pre='nonesuch': how it splits text is not known; known are llama-bpe.*load",
-        ),
+        ({"tokenizer.ggml.pre": "nonesuch"}, r"pre='nonesuch': how it splits .* not known; known are llama-bpe.*load"),
         ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges is missing; use another"),
         ({"tokenizer.ggml.merges": ["a nonesuch"]}, "cannot be loaded: .*nonesuch.*"),
         ({"tokenizer.ggml.tokens": ["a"]}, "tokens and token_type do not fit together; download"),

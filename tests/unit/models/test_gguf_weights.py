@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM
 
 from outpace.kernels.formats import BlockFormat
 from outpace.lib.errors import ModelError
 from outpace.models.loading import checkpoint, gguf_weights
-from outpace.models.loading.gguf import GgufFile, GgufTensor, read_gguf
+from outpace.models.loading.gguf import GgufTensor, read_gguf
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.registry import Source
-from tests.unit.models.gguf_models import as_array, write_model
+from tests.unit.models.gguf_models import as_array, gguf_of, write_model
 from tests.unit.models.tiny import FAMILIES, tiny_config, write_tiny_gguf
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -77,8 +77,7 @@ def test_a_model_of_plain_numbers(family: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(gguf_weights, "_AT_ONCE", 100)
     monkeypatch.setattr(checkpoint, "compute_dtype", lambda dtype, device: torch.float32)
     config = tiny_config(family, tie_word_embeddings=True, **CHANGES.get(family, {}))
-    write_model(tmp_path / "m.gguf", config, "F16")
-    file = read_gguf(tmp_path / "m.gguf")
+    file = gguf_of(tmp_path / "m.gguf", config, "F16")
     source = Source("m", str(tmp_path), {}, file)
     model: Any = checkpoint.read_whole(source, config, torch.bfloat16, torch.device("cpu"), "eager")
     parameters = dict(model.named_parameters())
@@ -89,15 +88,10 @@ def test_a_model_of_plain_numbers(family: str, tmp_path: Path, monkeypatch: pyte
     assert torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()
 
 
-def _file(path: Path, config: PretrainedConfig) -> GgufFile:
-    write_model(path, config)
-    return read_gguf(path)
-
-
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     """Guards against random numbers for tensors that are missing, and tensors that are ignored in silence."""
     config = tiny_config("llama")
-    file = _file(tmp_path / "m.gguf", config)
+    file = gguf_of(tmp_path / "m.gguf", config)
     file.tensors["blk.1.extra.weight"] = file.tensors.pop("blk.1.ffn_up.weight")
     first = file.tensors["blk.0.attn_k.weight"]
     file.tensors["blk.0.attn_k.weight"] = GgufTensor(first.name, (8, 48), first.kind, first.data[:8])
@@ -112,7 +106,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 def test_a_config_that_asks_for_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
     """Guards against memory for what a damaged config announces, and a traceback for a count that cannot be divided."""
-    file = _file(tmp_path / "m.gguf", tiny_config("llama"))
+    file = gguf_of(tmp_path / "m.gguf", tiny_config("llama"))
     for change, complaint in (
         ({"hidden_size": 6 * 2**28, "head_dim": 8}, "hidden_size=1610612736: must be from 1 to 160"),
         ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}, r"attn_q\.weight has shape \[48, 48\]"),
@@ -125,7 +119,7 @@ def test_a_config_that_asks_for_more_than_the_file_has_is_refused(tmp_path: Path
 def test_a_type_without_a_conversion_is_refused_by_name(tmp_path: Path) -> None:
     """Guards against an error out of the gguf package for a type that only activations have."""
     config = tiny_config("llama", hidden_size=256, num_attention_heads=8)
-    file = _file(tmp_path / "m.gguf", config)
+    file = gguf_of(tmp_path / "m.gguf", config)
     data = np.zeros((160, 292), np.uint8)
     file.tensors["output.weight"] = GgufTensor("output.weight", (160, 256), BlockFormat.Q8_K, data)
     with pytest.raises(ModelError, match=r"output\.weight is of type Q8_K, which cannot be read"):

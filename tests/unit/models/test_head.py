@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from outpace.models import head as head_module
 from outpace.models.head import TOP_CANDIDATES, LmHead
+from outpace.models.layers import linear
 from outpace.models.loading.precision import compute_dtype
-from tests.unit.models.tiny import stock_model, tiny_config, tiny_target
+from tests.unit.models.tiny import drawn, open_with, stock_model, tiny_config, tiny_target
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -19,10 +20,6 @@ def random_layer(dtype: torch.dtype, bias: bool = True, vocab: int = 300, width:
         for weight in layer.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator))
     return layer.to(dtype)
-
-
-def random_hidden(rows: int, dtype: torch.dtype, width: int = 64) -> Tensor:
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(12)).to(dtype)
 
 
 def exact_logits(layer: nn.Linear, hidden: Tensor) -> Tensor:
@@ -37,7 +34,7 @@ def exact_logits(layer: nn.Linear, hidden: Tensor) -> Tensor:
 def test_top_candidates_carry_float32_logits_best_first(dtype: torch.dtype, bias: bool) -> None:
     """Guards against top logits rounded to bfloat16, without their bias, or ids left in bfloat16's order."""
     layer = random_layer(dtype, bias)
-    hidden = random_hidden(9, dtype)
+    hidden = drawn(9, 64, seed=12).to(dtype)
     outputs, exact = LmHead(layer)(hidden), exact_logits(layer, hidden)
     assert outputs.top_ids.shape == (9, TOP_CANDIDATES)
     assert outputs.top_logits.dtype == torch.float32
@@ -63,7 +60,7 @@ def test_rounding_does_not_decide_between_the_best_two() -> None:
 def test_scores_replace_the_top_candidates_only() -> None:
     """Guards against re-scored logits written to wrong ids, or into the shared logits themselves."""
     layer = random_layer(torch.bfloat16)
-    outputs = LmHead(layer)(random_hidden(3, torch.bfloat16))
+    outputs = LmHead(layer)(drawn(3, 64, seed=12).to(torch.bfloat16))
     before = outputs.logits.clone()
     scores = outputs.scores(1)
     assert scores.dtype == torch.float32
@@ -78,7 +75,7 @@ def test_top_ids_of_a_prompt_equal_those_of_its_blocks(dtype: torch.dtype, monke
     """Guards against rows lost or shifted at the edges of the blocks in which a long prompt is scored."""
     dtype = compute_dtype(dtype, torch.device("cpu"))
     head = LmHead(random_layer(dtype))
-    hidden = random_hidden(70, dtype)
+    hidden = drawn(70, 64, seed=12).to(dtype)
     whole = head(hidden).top_ids
     for size in (1, 7, 64, 70):
         monkeypatch.setattr(head_module, "_ROWS_AT_ONCE", size)
@@ -87,15 +84,12 @@ def test_top_ids_of_a_prompt_equal_those_of_its_blocks(dtype: torch.dtype, monke
 
 def test_a_vocabulary_smaller_than_the_candidates_is_scored_whole() -> None:
     """Guards against asking topk for more tokens than there are."""
-    outputs = LmHead(random_layer(torch.float32, vocab=5))(random_hidden(2, torch.float32))
+    outputs = LmHead(random_layer(torch.float32, vocab=5))(drawn(2, 64, seed=12).to(torch.float32))
     assert outputs.top_ids.sort().values.tolist() == [[0, 1, 2, 3, 4]] * 2
 
 
 def test_a_target_without_packed_kernels_answers_outside_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an output layer that records gradients on inference tensors, which only the engine's mode hid."""
-    from outpace.models.layers import linear
-    from tests.unit.models.tiny import open_with
-
     monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
     config = tiny_config("llama")
     _, last = open_with(tiny_target(config), [5, 9, 2])
@@ -107,7 +101,7 @@ def test_a_target_without_packed_kernels_answers_outside_the_engine_too(monkeypa
 @each_dtype
 def test_capped_logits_are_those_of_the_formula(dtype: torch.dtype) -> None:
     """Guards against top candidates without the cap that the other logits have, or a cap that was applied twice."""
-    layer, hidden = random_layer(dtype), random_hidden(9, dtype)
+    layer, hidden = random_layer(dtype), drawn(9, 64, seed=12).to(dtype)
     exact = torch.tanh(exact_logits(layer, hidden) / 5.0) * 5.0
     outputs = LmHead(layer, softcap=5.0)(hidden)
     assert outputs.top_logits.dtype == torch.float32
@@ -128,14 +122,13 @@ def test_the_cap_does_not_choose_between_candidates_it_makes_equal() -> None:
 @each_dtype
 def test_a_restricted_head_is_the_full_one_on_its_ids(dtype: torch.dtype) -> None:
     """Guards against a bias or cap that is lost, ids mixed up, and a whole weight kept alive for some of its rows."""
-    layer, hidden, ids = random_layer(dtype), random_hidden(5, dtype), torch.arange(1, 300, 7)
+    layer, hidden, ids = random_layer(dtype), drawn(5, 64, seed=12).to(dtype), torch.arange(1, 300, 7)
     head = LmHead(layer, softcap=20.0)
     subset = head.restricted(ids)
     found = subset.scores(hidden)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(
-        found[:, ids], head.scores(hidden)[:, ids], atol=0.2 if dtype.itemsize < 4 else 1e-4, rtol=0
-    )
+    tolerance = 0.2 if dtype.itemsize < 4 else 1e-4
+    torch.testing.assert_close(found[:, ids], head.scores(hidden)[:, ids], atol=tolerance, rtol=0)
     assert int(torch.isfinite(found).sum()) == 5 * len(ids)
     exact = torch.tanh(exact_logits(layer, hidden)[:, ids] / 20) * 20
     assert torch.equal(found[:, ids].argmax(dim=-1), exact.argmax(dim=-1))

@@ -75,11 +75,9 @@ def test_bfloat16_without_instructions_keeps_its_weights_and_computes_in_float32
     assert not multiplies_bfloat16()
     assert not can_pack(torch.bfloat16, CPU)
     assert choose_dtype("auto", CPU) == (torch.float32 if loaded_kernels() is None else torch.bfloat16)
-    monkeypatch.setattr("outpace.models.loading.precision.loaded_kernels", lambda: None)
-    assert choose_dtype("auto", CPU) == torch.float32
-    monkeypatch.undo()
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setenv(variable, allowed)
+    with monkeypatch.context() as patch:
+        patch.setattr(precision, "loaded_kernels", lambda: None)
+        assert choose_dtype("auto", CPU) == torch.float32
     assert choose_dtype("bfloat16", CPU) == torch.bfloat16
     target, _ = load_target(folder, "bfloat16", "cpu", None, 1)
     whole, _ = load_target(folder, "float32", "cpu", None, 1)
@@ -106,6 +104,7 @@ def test_halves_compute_as_the_device_can(monkeypatch: pytest.MonkeyPatch) -> No
     assert compute_dtype(torch.float64, CPU) == torch.float64
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert compute_dtype(dtype, torch.device("cuda")) == dtype
+        assert not can_pack(dtype, torch.device("cuda")), "oneDNN's products are for CPUs"
 
 
 def test_tiles_are_used_where_they_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

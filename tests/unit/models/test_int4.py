@@ -16,10 +16,10 @@ from outpace.models import exactness
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
-from outpace.models.loading.gguf import read_gguf
 from outpace.models.loading.int4 import is_sensitive, quantized, weights_of_model
+from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
-from tests.unit.models.gguf_models import write_model
+from tests.unit.models.gguf_models import gguf_of
 from tests.unit.models.tiny import FAMILIES, needs_kernels, save_tiny_model, stock_model, tiny_config
 
 F = BlockFormat
@@ -33,10 +33,18 @@ def sized(family: str) -> Any:
     return tiny_config(family, **SIZES, **INNER.get(family, {}))
 
 
-def int4_target(config: Any, dtype: torch.dtype = torch.float32) -> TransformersTarget:
-    model = stock_model(config, ATTENTION_NAME, dtype)
-    fill_blocks(model, quantized(model, weights_of_model(model)), dtype)
+def int4_target(config: Any) -> TransformersTarget:
+    model = stock_model(config, ATTENTION_NAME)
+    fill_blocks(model, quantized(model, weights_of_model(model)), torch.float32)
+    return target_of(model)
+
+
+def target_of(model: Any) -> TransformersTarget:
     return TransformersTarget(model, 256, 4, (), quantize="int4")
+
+
+def hidden_of(target: TransformersTarget, ids: torch.Tensor) -> torch.Tensor:
+    return target.run([PassPart.of(0, ids)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,14 +68,8 @@ def test_every_matrix_is_quantised_and_passes_are_bitwise(family: str) -> None:
     ids = torch.arange(1, 30)[None] * 7 % config.vocab_size
     expected = stock(ids).logits[0].detach()
     target.rewind_slot(0, 0)
-    found = target.head.scores(_hidden(target, ids[0]))
+    found = target.head.scores(hidden_of(target, ids[0]))
     assert torch.corrcoef(torch.stack((found.flatten(), expected.flatten())))[0, 1] > 0.995
-
-
-def _hidden(target: TransformersTarget, ids: torch.Tensor) -> torch.Tensor:
-    from outpace.models.packed import PassPart
-
-    return target.run([PassPart.of(0, ids)])
 
 
 def test_more_bits_where_the_recipe_says_so() -> None:
@@ -85,20 +87,19 @@ def test_more_bits_where_the_recipe_says_so() -> None:
 
 def test_a_gguf_file_and_a_folder_give_the_same_weights(tmp_path: Path) -> None:
     """Guards against rows of a file in another order, and against blocks of fewer bits that are quantised once more."""
-    config = sized("llama")
-    write_model(tmp_path / "whole.gguf", config)
-    model = read_blocks(read_gguf(tmp_path / "whole.gguf"), config, torch.float32, ATTENTION_NAME, "int4")
-    found, expected = TransformersTarget(model, 256, 4, (), quantize="int4"), int4_target(config)
-    ids = torch.arange(1, 20)
-    assert torch.equal(_hidden(found, ids), _hidden(expected, ids))
-    write_model(tmp_path / "halves.gguf", config, "F16")
-    model = read_blocks(read_gguf(tmp_path / "halves.gguf"), config, torch.float32, ATTENTION_NAME, "int4")
-    found = TransformersTarget(model, 256, 4, (), quantize="int4")
-    assert isinstance(found.head.layer, BlockLinear)
-    assert (_hidden(found, ids) - _hidden(expected, ids)).abs().max() < 1
-    write_model(tmp_path / "small.gguf", config, "Q4_0")
-    model = read_blocks(read_gguf(tmp_path / "small.gguf"), config, torch.float32, ATTENTION_NAME, "int4")
-    formats = {name for layer in model.modules() if isinstance(layer, BlockLinear) for name in layer.formats}
+    config, ids = sized("llama"), torch.arange(1, 20)
+    expected = hidden_of(int4_target(config), ids)
+
+    def read(kind: str) -> Any:
+        file = gguf_of(tmp_path / f"{kind}.gguf", config, kind)
+        return read_blocks(file, config, torch.float32, ATTENTION_NAME, "int4")
+
+    assert torch.equal(hidden_of(target_of(read("F32")), ids), expected)
+    halves = target_of(read("F16"))
+    assert isinstance(halves.head.layer, BlockLinear)
+    assert (hidden_of(halves, ids) - expected).abs().max() < 1
+    layers = [layer for layer in read("Q4_0").modules() if isinstance(layer, BlockLinear)]
+    formats = {name for layer in layers for name in layer.formats}
     assert formats == {"Q4_0"}
 
 

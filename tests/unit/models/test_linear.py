@@ -1,17 +1,24 @@
-"""Packed linear layers: the numbers of nn.Linear, the same bits for any number of rows."""
+"""Packed linear layers and experts: the numbers of the stock ones, the same bits for a row in any company."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 from transformers.pytorch_utils import Conv1D
 
-from outpace.models.layers.linear import PackedLinear, SiblingLinear, can_pack, pack_linears
+from outpace.models.layers.experts import PackedExperts, PackedRouter, pack_experts
+from outpace.models.layers.linear import PackedLinear, SiblingLinear, can_pack, frozen_layers, pack_linears
 from tests.unit.models.company import assert_rows, has_exact_products
+from tests.unit.models.tiny import drawn
 
 CPU = torch.device("cpu")
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, CPU)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this build of torch has no packed kernels")
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+SHAPES = [(64, 80), (576, 80), (1536, 80), (48, 3072), (576, 960), (896, 1216), (1536, 64)]
 each_bias = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 
 
@@ -34,7 +41,7 @@ class Block(nn.Module):
 
 
 def random_rows(count: int, width: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(1, count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return drawn(1, count, width, seed=seed).to(dtype)
 
 
 def blocks(bias: bool, dtype: torch.dtype, mixed: bool = False) -> tuple[Block, Block]:
@@ -68,13 +75,9 @@ def test_packed_linear_computes_what_a_linear_layer_computes(dtype: torch.dtype,
 
 @each_dtype
 @each_bias
-@pytest.mark.parametrize(
-    ("width", "outputs"), [(64, 80), (576, 80), (1536, 80), (48, 3072), (576, 960), (896, 1216), (1536, 64)]
-)
+@pytest.mark.parametrize(("width", "outputs"), SHAPES)
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_among_any_number_of_rows(
-    dtype: torch.dtype, bias: bool, width: int, outputs: int
-) -> None:
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, bias: bool, width: int, outputs: int) -> None:
     """Guards against the single-row kernel, which sums in another order: a tree's row would differ from plain's; and
     against kernels of AMX machines for one row and for more than 32."""
     generator = torch.Generator().manual_seed(width)
@@ -117,29 +120,13 @@ def test_siblings_of_which_only_some_have_a_bias_stay_apart() -> None:
 
 @torch.inference_mode()
 def test_shares_do_not_leak_from_one_input_to_another() -> None:
-    """Guards against a share kept on a module: the second input's k would come from the first input."""
+    """Guards against a share kept on a module, or for a changed input: one input's k would come from another."""
     stock, packed = blocks(bias=True, dtype=DTYPES[0])
     first, second = random_rows(2, 40, DTYPES[0], seed=1), random_rows(2, 40, DTYPES[0], seed=2)
     interleaved = [packed.q_proj(first), packed.q_proj(second), packed.k_proj(first), packed.k_proj(second)]
     expected = [stock.q_proj(first), stock.q_proj(second), stock.k_proj(first), stock.k_proj(second)]
     for result, wanted in zip(interleaved, expected, strict=True):
         torch.testing.assert_close(result, wanted, atol=1e-2, rtol=1e-2)
-
-
-@torch.inference_mode()
-def test_a_copy_of_an_input_is_computed_anew() -> None:
-    """Guards against shares that survive a change of the input: only the very same tensor may carry them."""
-    stock, packed = blocks(bias=False, dtype=DTYPES[0])
-    rows = random_rows(2, 40, DTYPES[0])
-    packed.q_proj(rows)
-    other = rows * 2
-    torch.testing.assert_close(packed.k_proj(other), stock.k_proj(other), atol=1e-2, rtol=1e-2)
-
-
-def test_dtypes_without_packed_kernels_are_left_alone() -> None:
-    """Guards against packing float16 or a GPU's weights, for which the CPU kernels do not exist."""
-    assert not can_pack(torch.float16, CPU)
-    assert not can_pack(torch.float32, torch.device("cuda"))
 
 
 @each_dtype
@@ -156,3 +143,61 @@ def test_layers_with_a_transposed_weight_are_packed_too(dtype: torch.dtype) -> N
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(packed, layer(rows), atol=tolerance, rtol=tolerance)
     assert_rows(has_exact_products(holder), holder["c_attn"](rows[:, 3:4]), packed[:, 3:4])
+
+
+WIDE = 1100
+
+
+def expert_blocks(dtype: torch.dtype, normalised: bool = True) -> tuple[Any, nn.ModuleDict]:
+    """The same block twice, stock and packed; wider than 1024, where a single row gets a kernel of its own."""
+    sizes: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3}
+    config = Qwen3MoeConfig(hidden_size=WIDE, norm_topk_prob=normalised, **sizes)
+    config._experts_implementation = "eager"
+
+    def block() -> Qwen3MoeSparseMoeBlock:
+        made = Qwen3MoeSparseMoeBlock(config)
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for weight in made.parameters():
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+        return made.to(dtype)
+
+    packed = nn.ModuleDict({"mlp": block()})
+    pack_experts(packed, frozen_layers(dtype))
+    return block(), packed
+
+
+@each_dtype
+@pytest.mark.parametrize("normalised", [True, False])
+@torch.inference_mode()
+def test_packed_experts_compute_what_stock_experts_compute(dtype: torch.dtype, normalised: bool) -> None:
+    """Guards against gate and up exchanged, weights given to the wrong expert, or shares added to another row."""
+    stock, packed = expert_blocks(dtype, normalised)
+    assert isinstance(packed["mlp"].experts, PackedExperts)
+    assert isinstance(packed["mlp"].gate, PackedRouter)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for count in (1, 2, 17):
+        rows = random_rows(count, WIDE, dtype, seed=6)
+        torch.testing.assert_close(packed["mlp"](rows), stock(rows), atol=tolerance, rtol=tolerance)
+
+
+@each_dtype
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_whoever_chooses_its_experts(dtype: torch.dtype) -> None:
+    """Guards against sums ordered by how many neighbours chose the same expert, and against a router that rounds so."""
+    _, packed = expert_blocks(dtype)
+    rows = random_rows(20, WIDE, dtype, seed=6)
+    whole, is_exact = packed["mlp"](rows), has_exact_products(packed)
+    for count in (1, 2, 3, 5, 19):
+        assert_rows(is_exact, packed["mlp"](rows[:, :count]), whole[:, :count])
+        assert_rows(is_exact, packed["mlp"](rows[:, -count:]), whole[:, -count:])
+
+
+@each_dtype
+@torch.inference_mode()
+def test_routing_by_the_identity_is_exact(dtype: torch.dtype) -> None:
+    """Guards against scores changed on their way through the stock router."""
+    _, packed = expert_blocks(dtype)
+    router: Any = packed["mlp"].gate
+    rows = random_rows(9, WIDE, dtype, seed=6)[0]
+    assert torch.equal(router(rows)[0], router.product(rows))

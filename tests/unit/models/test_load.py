@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf import MODEL_ARCH, GGUFWriter
 from huggingface_hub import constants
-from transformers import AutoModelForCausalLM
 
 import outpace
-from benchmarks.peers import gguf_file
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.loading import load
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import check_kv_cache_dtype, choose_device, choose_dtype
-from outpace.models.loading.registry import BUILT_IN, resolve
+from outpace.models.loading.registry import resolve
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target, write_tiny_gguf
 
 
@@ -56,10 +53,10 @@ def test_a_folder_beats_a_pulled_model_and_that_beats_the_hub(home: Path) -> Non
     assert resolve("owner/name").path == "owner/name"
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "some/deep/path"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "some/deep/path", "none.gguf"])
 def test_a_path_that_does_not_exist_is_not_sought_on_the_hub(name: str) -> None:
-    """Guards against a mistyped path answered with an error about hub authentication."""
-    with pytest.raises(ModelError, match="no such folder or GGUF file"):
+    """Guards against a mistyped path, or a name of a file, answered with an error about hub authentication."""
+    with pytest.raises(ModelError, match=f"{name}: no such (folder or )?GGUF file"):
         resolve(name)
 
 
@@ -73,24 +70,9 @@ def test_an_unknown_name_is_answered_at_once(name: str, home: Path, monkeypatch:
     stored = home / "models" / "mine"
     stored.mkdir(parents=True)
     (stored / "outpace.json").write_text("{}")
-    with pytest.raises(
-        ModelError, match=rf"{name}: no model found: .*\(mine, .*smollm2-135m\).* the hub's cache, and http"
-    ):
+    with pytest.raises(ModelError, match=rf"{name}: no model found.*\(mine, .*smollm2-135m\).* hub's cache, and http"):
         load_target(name, "auto", "cpu", None, 1)
     assert not waits
-
-
-def test_a_built_in_model_that_was_not_pulled_says_how() -> None:
-    """Guards against a first run that ends in a hub error instead of the one command that helps."""
-    name = next(iter(BUILT_IN))
-    with pytest.raises(ModelError, match=f"run `outpace models pull {name}`"):
-        outpace.load(name)
-
-
-def test_a_missing_gguf_is_told() -> None:
-    """Guards against a name that ends in .gguf taken for a hub id."""
-    with pytest.raises(ModelError, match=r"missing\.gguf: no such GGUF file"):
-        resolve("missing.gguf")
 
 
 def test_a_complete_gguf_loads_and_answers(gguf: Path) -> None:
@@ -101,50 +83,6 @@ def test_a_complete_gguf_loads_and_answers(gguf: Path) -> None:
     assert model.generate("hello", max_new_tokens=4, method="recycle").token_ids == (
         model.generate("hello", max_new_tokens=4, method="plain").token_ids
     )
-
-
-def as_gguf(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny checkpoint as a GGUF file in float32."""
-    monkeypatch.setitem(gguf_file.ARCHITECTURES, "qwen3", MODEL_ARCH.QWEN3)
-    tokenizer = folder / "tokenizer.json"
-    content = json.loads(tokenizer.read_text())
-    vocabulary = content["model"]["vocab"] | {"he": 257, "ll": 258}
-    content["model"] |= {"vocab": vocabulary, "merges": ["h e", "l l"]}  # a GGUF file's tokenizer needs some
-    tokenizer.write_text(json.dumps(content))
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    gguf_file.write_gguf(file, model.config, model.state_dict(), tokenizer, "F32", 0)
-    return file
-
-
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_heads_of_any_width_in_a_gguf(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against GGUF files whose heads are neither 128 nor hidden_size / num_attention_heads wide: their weights
-    were said not to fit their config, and to download or correct it does not help."""
-    folder = save_tiny_model(tmp_path / "folder", family, head_dim=24)
-    file = as_gguf(folder, tmp_path / "model.gguf", monkeypatch)
-    answers = [
-        outpace.load(str(one), dtype="float32", device="cpu", quantize="none").generate(
-            [5, 9, 7, 5, 9], max_new_tokens=24, logprobs=2
-        )
-        for one in (folder, file)
-    ]
-    assert answers[0].token_ids == answers[1].token_ids
-    assert answers[0].samples[0].logprobs == answers[1].samples[0].logprobs
-
-
-@pytest.mark.parametrize("other", ["attention.value_length", "rope.dimension_count"])
-def test_heads_of_several_widths_in_a_gguf(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a file whose keys, values and rotations differ in width, read as if they did not."""
-    folder = save_tiny_model(tmp_path / "folder", "qwen3", head_dim=24)
-    add = GGUFWriter.add_uint32
-    monkeypatch.setattr(
-        GGUFWriter, "add_uint32", lambda writer, key, value: add(writer, key, 12 if key.endswith(other) else value)
-    )
-    file = as_gguf(folder, tmp_path / "model.gguf", monkeypatch)
-    with pytest.raises(
-        ModelError, match=rf"qwen3\.attention\.key_length=24, .*{other}=12.*: different widths.*; use a"
-    ):
-        outpace.load(str(file))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
@@ -176,9 +114,7 @@ def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, t
         ({"method": "guess"}, "method='guess': unknown; choose one of plain"),
     ],
 )
-def test_a_bad_option_is_refused_by_name_value_and_remedy(
-    checkpoint: Path, options: dict[str, object], complaint: str
-) -> None:
+def test_a_bad_option_is_refused_with_a_remedy(checkpoint: Path, options: dict[str, object], complaint: str) -> None:
     """Guards against options that fail deep in torch, or are corrected in silence."""
     with pytest.raises(InvalidRequest, match=complaint):
         outpace.load(str(checkpoint), **options)  # type: ignore[arg-type]
@@ -277,12 +213,10 @@ def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:
         outpace.load(str(folder))
 
 
-@pytest.mark.parametrize(
-    ("alias", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32), ("half", torch.float16)]
-)
-def test_short_dtype_names_mean_what_they_mean_elsewhere(alias: str, dtype: torch.dtype) -> None:
+def test_short_dtype_names_mean_what_they_mean_elsewhere() -> None:
     """Guards against refusing, or misreading, the names people carry over from other engines."""
-    assert choose_dtype(alias, torch.device("cpu")) == dtype
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32), ("half", torch.float16)):
+        assert choose_dtype(name, torch.device("cpu")) == dtype, name
 
 
 def test_a_dropped_target_is_freed_at_once() -> None:

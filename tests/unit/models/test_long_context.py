@@ -8,15 +8,10 @@ import torch
 from outpace.core.tree import DraftTree
 from tests.unit.models.tiny import open_with, random_ids, stock_model, tiny_config, tiny_target
 
+SCALED = {"rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 4096}
 ROTATIONS: dict[str, dict[str, Any]] = {
-    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 4096,
-    },
+    "yarn": SCALED | {"rope_type": "yarn"},
+    "llama3": SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 
 
@@ -25,15 +20,9 @@ ROTATIONS: dict[str, dict[str, Any]] = {
 def test_a_long_context_is_that_of_transformers(kind: str, length: int) -> None:
     """Guards against positions that wrap or are cut off, a scaling that fails beyond the original context, and sums
     over spans that drift: logits of the last tokens, written as a prompt and as a draft."""
-    config = tiny_config(
-        "llama",
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=length,
-        rope_parameters={"rope_theta": 10_000.0, **ROTATIONS[kind]},
-    )
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"hidden_size": 64, "max_position_embeddings": length}
+    config = tiny_config("llama", **sizes, rope_parameters=ROTATIONS[kind])
     ids, drafted = random_ids(length, 3), 4
     stock = stock_model(config, "sdpa")
     with torch.inference_mode():

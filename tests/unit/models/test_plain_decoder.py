@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.core.tree import Topology
 from outpace.models.attention import ATTENTION_NAME
@@ -14,30 +15,25 @@ from outpace.models.loading.config import read_config
 from outpace.models.loading.registry import resolve
 from outpace.models.packed import PassPart
 from outpace.models.plain_decoder import PLAIN_FAMILIES, PlainConfig, PlainLM
+from outpace.models.rotation import frequencies
 from outpace.models.target import TransformersTarget
 from tests.unit.models.gguf_models import write_model
+from tests.unit.models.test_gguf_config import CASES as FILE_CASES
+from tests.unit.models.test_gguf_config import LLAMA3, YARN
 from tests.unit.models.tiny import random_ids, stock_model, tiny_config
 
-THETA = {"rope_theta": 10_000.0}
-YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {family: (family, {}) for family in PLAIN_FAMILIES} | {
-    "biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "llama3": ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "original_max_position_embeddings": 64}}),
-    "yarn": ("qwen2", {"rope_parameters": YARN}),
-    "linear": ("qwen3", {"rope_parameters": THETA | {"rope_type": "linear", "factor": 4.0}}),
-    "smollm3 without rotation": ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5}),
-    "phi3 partial": ("phi3", {"rope_parameters": THETA | {"partial_rotary_factor": 0.5, "rope_type": "default"}}),
-    "phi3 window": ("phi3", {"sliding_window": 3}),
-    "gemma2 window": ("gemma2", {"sliding_window": 3}),
-    "gemma3 window": ("gemma3_text", {"sliding_window": 3, "tie_word_embeddings": True}),
-}
+CASES = {name: case for name, case in FILE_CASES.items() if case[0] in PLAIN_FAMILIES}
+CASES["smollm3 without rotation"] = ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5})
 SHAPE = Topology.of([-1, 0, 0, 1, 2, 3])
-
-
-def case(name: str) -> PretrainedConfig:
-    family, changes = CASES[name]
-    return tiny_config(family, **changes)
+LONG_YARN = YARN | {"original_max_position_embeddings": 4096}
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": LONG_YARN,
+    "betas": LONG_YARN | {"beta_fast": 16, "beta_slow": 2, "truncate": False},
+    "mscale": LONG_YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
+    "attention_factor": LONG_YARN | {"attention_factor": 1.25},
+}
 
 
 def targets(config: PretrainedConfig, pack: bool) -> list[TransformersTarget]:
@@ -53,9 +49,9 @@ def targets(config: PretrainedConfig, pack: bool) -> list[TransformersTarget]:
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_are_those_of_transformers(name: str, pack: bool) -> None:
     """Guards against a formula or a setting of a family that the plain decoder computes in another way."""
-    found = []
-    ids = torch.tensor(random_ids(20, 3))
-    for target in targets(case(name), pack):
+    family, changes = CASES[name]
+    found, ids = [], torch.tensor(random_ids(20, 3))
+    for target in targets(tiny_config(family, **changes), pack):
         target.run([PassPart.of(0, ids[:14])])
         target.commit([0], [range(14)])
         found.append(target.run_tapped([PassPart.of(0, ids[14:], SHAPE)], (0, 1, target.config.num_hidden_layers)))
@@ -78,9 +74,8 @@ def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) 
     answers = []
     both: list[Any] = [config, config.stock()]
     for one in both:
-        target = TransformersTarget(
-            read_blocks(source.gguf, one, torch.float32, ATTENTION_NAME), 64, 1, (), quantize="file"
-        )
+        model = read_blocks(source.gguf, one, torch.float32, ATTENTION_NAME)
+        target = TransformersTarget(model, 64, 1, (), quantize="file")
         ids = random_ids(8, 5)
         for _ in range(24):
             target.rewind_slot(0, 0)
@@ -88,3 +83,14 @@ def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) 
             ids.append(int(target.head(target.run([part])[-1:]).logits.argmax()))
         answers.append(ids)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_scaled_frequencies_are_those_of_transformers(kind: str) -> None:
+    """Guards against a rotation that differs from the one a model was trained with."""
+    parameters = ROTATIONS[kind] | {"rope_theta": 500_000.0}
+    config = LlamaConfig(hidden_size=128, num_attention_heads=1, head_dim=128, rope_parameters=parameters)
+    expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+    found, own_factor = frequencies(parameters, 128)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert own_factor == pytest.approx(factor, rel=1e-12)

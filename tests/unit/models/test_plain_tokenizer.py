@@ -43,9 +43,7 @@ def plain(template: str | None = CHAT_TEMPLATE) -> PlainTokenizer:
     return PlainTokenizer(stock.backend_tokenizer, template, {"bos": "<eos>", "eos": "<eos>"}, ["<eos>"])
 
 
-@pytest.mark.parametrize(
-    ("template", "count"), [(CHAT_TEMPLATE, 1), (CHAT_TEMPLATE, 3), (WITH_TOOLS, 2), (WITH_TOOLS, 5)]
-)
+@pytest.mark.parametrize(("template", "count"), [(CHAT_TEMPLATE, 3), (WITH_TOOLS, 2), (WITH_TOOLS, 5)])
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_chats_have_the_ids_of_transformers(template: str, tools: list[Any] | None, count: int) -> None:
     """Guards against a prompt that a model was not trained on: lost tools, escaped characters, other white space."""
@@ -63,7 +61,7 @@ def test_what_a_template_refuses_is_an_error_of_the_request() -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe|mro"),
         ("{% for %}", "Expected|expected"),
     ):
-        with pytest.raises(InvalidRequest, match=complaint):
+        with pytest.raises(InvalidRequest, match=f"the chat template of m refuses these messages: .*({complaint})"):
             TextCodec(plain(template), "m").encode_chat(MESSAGES[:1])
     with pytest.raises(InvalidRequest, match="at least one message"):
         TextCodec(plain(), "m").encode_chat([])

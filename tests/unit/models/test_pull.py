@@ -1,4 +1,5 @@
-"""GGUF files of the hub, by built-in name and by REPO:QUANT, and drafters of a release, all from a local server."""
+"""Models of the hub: checkpoints, GGUF files by built-in name and by REPO:QUANT; and drafters of a release. All from a
+local server."""
 
 import hashlib
 import os
@@ -22,14 +23,16 @@ from outpace.lib.errors import ModelError
 from outpace.models.loading import download, hub_gguf, registry, shipped
 from outpace.models.loading import pull as pulling
 from outpace.models.loading.hub_gguf import fetch_gguf, is_gguf_name
+from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.loading.pull import Release, pull, pull_drafters
 from outpace.models.loading.registry import OnHub, pulled, resolve
 from outpace.models.loading.shipped import TARGET, find_drafter, shipped_for
 from scripts import pack_drafters
 from tests.unit.api.shipment import describe
 from tests.unit.models.fake_hub import Hub, asked_instead
-from tests.unit.models.tiny import write_tiny_gguf
+from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
 
+NAME = "org/tiny"
 REPO = "org/Tiny-Instruct-GGUF"
 CUT = 40_000
 PAUSE = Event()  # never set: waits where `time.sleep` is replaced
@@ -66,8 +69,52 @@ def answer_of(name: str) -> list[int]:
     return list(model.generate([5, 9, 7], max_new_tokens=6).token_ids)
 
 
+def stop(hub: Hub, name: str, said: str = "") -> None:
+    """Pull a part of a file, behind which the hub is down for a while."""
+    hub.cut, hub.breaks, hub.goes_down = CUT, 1, True
+    with pytest.raises(ModelError, match=f"stopped at {said}"):
+        pull(name)
+    hub.is_down = False
+
+
 def without_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with a checkpoint, and an empty cache."""
+    registry._snapshot.cache_clear()
+    save_tiny_model(tmp_path / "served" / NAME)
+    with Hub(tmp_path / "served") as server:
+        asked_instead(server, monkeypatch, tmp_path / "hub")
+        yield server
+    registry._snapshot.cache_clear()
+
+
+def test_the_hub_is_asked_once_for_each_file_and_not_at_all_for_weights_that_are_not_read(checkpoint: Hub) -> None:
+    """Guards against a request for each file at each of config, tokenizer and weights, and against gigabytes that are
+    downloaded for a tokenizer."""
+    assert load_vocabulary_facts(NAME)[1] == 264
+    assert not [line for line in checkpoint.asked if "safetensors" in line]
+    answer = answer_of(NAME)
+    for verb in ("HEAD", "GET"):
+        files = [line for line in checkpoint.asked if line.startswith(f"{verb} /{NAME}/resolve/")]
+        assert len(files) == len(set(files)) == len(list((checkpoint.folder / NAME).iterdir()))
+    assert answer_of(str(checkpoint.folder / NAME)) == answer
+
+
+def test_without_a_connection_a_downloaded_checkpoint_loads_at_once(
+    checkpoint: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against 70 seconds of retries for files of a tokenizer that no model has."""
+    answer = answer_of(NAME)
+    registry._snapshot.cache_clear()
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    without_connection(monkeypatch)
+    assert answer_of(NAME) == answer
+    assert not waits
 
 
 def test_a_pulled_gguf_loads_by_name_without_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,15 +140,10 @@ def test_a_lost_connection_is_taken_up_again(hub: Hub, weights: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", f"{REPO}:Q4_K_M"])
-def test_a_stopped_download_is_continued_by_the_next_one(
-    hub: Hub, weights: bytes, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_stopped_download_is_continued(hub: Hub, weights: bytes, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Guards against gigabytes that are downloaded again after a failure, and half a file that is loaded."""
-    hub.cut, hub.breaks, hub.goes_down = CUT, 1, True
-    with pytest.raises(ModelError, match=rf"stopped at {CUT:,} of {len(weights):,} bytes.*same command again"):
-        pull(name)
+    stop(hub, name, f"{CUT:,} of {len(weights):,} bytes.*same command again")
     assert pulled() == {}
-    hub.is_down = False
     counted: list[int] = []
     monkeypatch.setattr(download, "advance", counted.append)
     pull(name)
@@ -113,10 +155,8 @@ def test_a_stopped_download_is_continued_by_the_next_one(
 
 def test_a_server_without_ranges_sends_all_of_it(hub: Hub, weights: bytes) -> None:
     """Guards against a whole file that is appended to the half that was there."""
-    hub.cut, hub.breaks, hub.goes_down = CUT, 1, True
-    with pytest.raises(ModelError, match="stopped at"):
-        pull("tiny")
-    hub.is_down, hub.ignores_ranges = False, True
+    stop(hub, "tiny")
+    hub.ignores_ranges = True
     assert next(pull("tiny").glob("*.gguf")).read_bytes() == weights
 
 
@@ -178,10 +218,7 @@ def test_two_pulls_at_once_download_once(hub: Hub, weights: bytes) -> None:
 
 def test_a_file_that_became_shorter_is_downloaded_from_its_start(hub: Hub, weights: bytes) -> None:
     """Guards against a partial file behind the end of what the server has, which would fail at every attempt."""
-    hub.cut, hub.breaks, hub.goes_down = CUT, 1, True
-    with pytest.raises(ModelError, match="stopped at"):
-        pull("tiny")
-    hub.is_down = False
+    stop(hub, "tiny")
     file = hub.folder / REPO / "tiny-instruct-q4_k_m.gguf"
     file.write_bytes(weights[: CUT // 2])
     with pytest.raises(ModelError, match=r"stopped at 40,000.*416"):
@@ -198,9 +235,7 @@ def test_repo_and_quant_load_and_need_no_connection_afterwards(hub: Hub, monkeyp
     without_connection(monkeypatch)
     hub.asked.clear()
     assert answer_of(f"{REPO}:Q8_0") == answers[0]
-    with pytest.raises(
-        ModelError, match=r"the hub's cache has Q8_0 of it only, and http://127\.0\.0\.1:9 was asked: Conn"
-    ):
+    with pytest.raises(ModelError, match=r"hub's cache has Q8_0 of it only, and http://127\.0\.0\.1:9 was asked: Conn"):
         resolve(f"{REPO}:Q2_K")
     with pytest.raises(ModelError, match=r"org/none-gguf: not in the hub's cache, and http"):
         resolve("org/none-gguf")
@@ -227,9 +262,7 @@ def test_a_quant_that_cannot_be_had_names_those_that_can(hub: Hub, monkeypatch: 
         resolve(f"{REPO}:F16")
     with pytest.raises(ModelError, match=rf"split into 2 files, which cannot be read; {available}"):
         resolve(f"{REPO}:fp16")
-    with pytest.raises(
-        ModelError, match=r"org/none:Q8_0: not in the hub's cache, and .* was asked: RepositoryNotFound"
-    ):
+    with pytest.raises(ModelError, match=r"org/none:Q8_0: not in the hub's cache, and .* was asked: Repository"):
         resolve("org/none:Q8_0")
     (hub.folder / "org" / "plain").mkdir()
     (hub.folder / "org" / "plain" / "config.json").write_text("{}")
@@ -264,9 +297,7 @@ def test_which_names_mean_a_gguf_file_on_the_hub() -> None:
     assert not any(map(is_gguf_name, ["a/b", "gguf", "gguf/b", "./a/b-gguf", "a/b/c:Q4_0", "tiny:Q4_0", "a/b:", ""]))
 
 
-def test_a_changed_file_on_the_hub_is_checked_against_its_own_checksum(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_checked_against_the_hubs_own_checksum(hub: Hub) -> None:
     """Guards against damage on the way: the hub's own client checks the size only."""
     hub.damages = True
     with pytest.raises(ModelError, match="not kept"):
@@ -310,9 +341,7 @@ def test_drafters_that_do_not_ship_are_fetched_from_the_release(hub: Hub, packed
     assert pull_drafters("other") is None
 
 
-def test_a_newer_release_replaces_older_drafters_and_a_damaged_one_does_not(
-    hub: Hub, packed: Path, tmp_path: Path
-) -> None:
+def test_a_newer_release_replaces_drafters_and_a_damaged_one_does_not(hub: Hub, packed: Path, tmp_path: Path) -> None:
     """Guards against drafters of an older version that stay for ever, and a damaged archive that replaces good ones."""
     folder = pull_drafters("tiny")
     assert folder is not None

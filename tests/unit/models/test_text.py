@@ -1,25 +1,21 @@
-"""Text in and out: pieces of a stream add up, chat templates fail with a reason."""
+"""Text in and out: pieces of a stream add up, chat templates fail with a reason, grammars know the bytes of tokens."""
 
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.loading.registry import Source
-from outpace.models.tokenizer import TextCodec, read_tokenizer
+from outpace.models.tokenizer import TextCodec, grammar_tokenizer, read_tokenizer
 from tests.unit.models.tiny import byte_tokenizer
 
+CODEC = TextCodec(byte_tokenizer(), "tiny")
 TEXTS = ["plain", "Grüße, 世界!", "😀👩‍👩‍👧 e\u0301", " leading  and\n\ttrailing ", "a" + "é" * 40]
-
-
-@pytest.fixture(scope="module")
-def codec() -> TextCodec:
-    return TextCodec(byte_tokenizer(), "tiny")
 
 
 def pieces_of(codec: TextCodec, ids: list[int]) -> list[str]:
@@ -28,57 +24,51 @@ def pieces_of(codec: TextCodec, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_streamed_pieces_add_up_for_characters_of_many_tokens(codec: TextCodec, text: str) -> None:
+def test_streamed_pieces_add_up_for_characters_of_many_tokens(text: str) -> None:
     """Guards against half characters in a stream: with a token per byte a smiley comes in four parts."""
-    ids = codec.encode(text)
+    ids = CODEC.encode(text)
     assert len(ids) == len(text.encode())
-    pieces = pieces_of(codec, ids)
-    assert "".join(pieces) == codec.decode(ids) == text
+    pieces = pieces_of(CODEC, ids)
+    assert "".join(pieces) == CODEC.decode(ids) == text
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_streamed_pieces_add_up_for_any_bytes_cut_anywhere(codec: TextCodec) -> None:
+def test_streamed_pieces_add_up_for_any_bytes_cut_anywhere() -> None:
     """Guards against bytes that never become a character: a sampled answer can hold any, and can end inside one."""
     numbers = random.Random(5)
     for _ in range(200):
         ids = [numbers.randrange(257) for _ in range(numbers.randrange(30))]
-        assert "".join(pieces_of(codec, ids)) == codec.decode(ids)
-    smiley = codec.encode("x😀")
+        assert "".join(pieces_of(CODEC, ids)) == CODEC.decode(ids)
+    smiley = CODEC.encode("x😀")
     for end in range(len(smiley)):
-        assert "".join(pieces_of(codec, smiley[:end])) == codec.decode(smiley[:end])
+        assert "".join(pieces_of(CODEC, smiley[:end])) == CODEC.decode(smiley[:end])
 
 
-def test_special_tokens_and_ids_without_text_leave_no_trace(codec: TextCodec) -> None:
+def test_special_tokens_and_ids_without_text_leave_no_trace() -> None:
     """Guards against "<eos>" in an answer, and against a crash on the unused ids that pad a model's vocabulary."""
-    ids = [*codec.encode("ab"), 0, 263, *codec.encode("c")]
-    assert "".join(pieces_of(codec, ids)) == codec.decode(ids) == "abc"
+    ids = [*CODEC.encode("ab"), 0, 263, *CODEC.encode("c")]
+    assert "".join(pieces_of(CODEC, ids)) == CODEC.decode(ids) == "abc"
 
 
-def test_a_flush_does_not_repeat_itself(codec: TextCodec) -> None:
+def test_a_flush_does_not_repeat_itself() -> None:
     """Guards against the end of an answer told twice when a request is cancelled after it was closed."""
-    detokenizer = codec.new_detokenizer()
-    detokenizer.push(codec.encode("é")[0])
+    detokenizer = CODEC.new_detokenizer()
+    detokenizer.push(CODEC.encode("é")[0])
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
 
 
-def test_chat_messages_end_where_the_assistant_speaks(codec: TextCodec) -> None:
+def test_chat_messages_end_where_the_assistant_speaks() -> None:
     """Guards against a template applied without the assistant's opening, to which a model answers as the user."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert codec.decode(codec.encode_chat(messages)) == "<system>Be brief.\n<user>Hi\n<assistant>"
+    assert CODEC.decode(CODEC.encode_chat(messages)) == "<system>Be brief.\n<user>Hi\n<assistant>"
 
 
 @pytest.mark.parametrize("message", [{"role": "user"}, {"content": "Hi"}, "Hi", {}])
-def test_a_message_without_role_or_content_is_refused_by_value(codec: TextCodec, message: object) -> None:
+def test_a_message_without_role_or_content_is_refused_by_value(message: object) -> None:
     """Guards against templates that render a missing field as nothing: a wrong prompt that looks right."""
     with pytest.raises(InvalidRequest, match="must be a dict with 'role' and 'content'"):
-        codec.encode_chat([message])  # type: ignore[list-item]
-
-
-def test_what_a_template_refuses_is_told_with_its_reason(codec: TextCodec) -> None:
-    """Guards against a template engine's own exception reaching the user as a crash."""
-    with pytest.raises(InvalidRequest, match=r"chat template of tiny refuses.*no tools here"):
-        codec.encode_chat([{"role": "tool", "content": "x"}])
+        CODEC.encode_chat([message])  # type: ignore[list-item]
 
 
 def test_a_model_without_a_chat_template_says_so() -> None:
@@ -90,7 +80,6 @@ def test_a_model_without_a_chat_template_says_so() -> None:
 
 def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
     """Guards against a failure at the first streamed token instead of at load."""
-    assert issubclass(type(byte_tokenizer()), PreTrainedTokenizerFast)
     with pytest.raises(ModelError, match=r"slow-model: needs a fast tokenizer.*found object"):
         TextCodec(object(), "slow-model")
 
@@ -123,3 +112,26 @@ def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: 
     with pytest.raises(ModelError, match=r"none of: \(1\) a \(2\) b; add its tokenizer\.json") as refused:
         read_tokenizer(Source("m", str(tmp_path), {}))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_bytes_are_found_behind_other_steps(is_hidden: bool) -> None:
+    """Guards against tokenizers read from GGUF files, whose decoder of bytes stands behind steps for other kinds of
+    tokenizer: tokens then counted as the letters that stand for their bytes, and no space could be said."""
+    tokenizer = byte_tokenizer()
+    if is_hidden:
+        steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
+    codec = TextCodec(tokenizer, "toy")
+    found = grammar_tokenizer(codec, 300, (0,))
+    assert found.vocab_size == 300
+    assert found.decode_bytes(codec.encode("é ☃")) == "é ☃".encode()
+
+
+def test_a_tokenizer_that_loses_text_is_refused() -> None:
+    """Guards against grammars over bytes that tokens do not stand for: the answer would not be what it says."""
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(InvalidRequest, match="tokenizer of toy does not tell which bytes"):
+        grammar_tokenizer(TextCodec(tokenizer, "toy"), 300, (0,))

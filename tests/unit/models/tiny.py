@@ -40,9 +40,7 @@ from outpace.models.loading.precision import compute_dtype
 from outpace.models.target import TransformersTarget
 
 VOCAB = 160
-needs_kernels = pytest.mark.skipif(
-    compiled.loaded_kernels() is None, reason=f"no compiled kernels: {compiled.why_none()}"
-)
+needs_kernels = pytest.mark.skipif(compiled.loaded_kernels() is None, reason=f"no kernels: {compiled.why_none()}")
 # The families of the contract: the next one is one line.
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
@@ -59,31 +57,14 @@ FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "smollm3": SmolLM3Config,
 }
 # Settings by which a family's tiny instance shows what is its own. Caps are low enough to bend what passes them.
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0, "sliding_window": 300}
+_EXPERTS = {"moe_intermediate_size": 40, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 16, "sliding_window": None},
     "qwen3": {"head_dim": 16},
-    "qwen3_moe": {
-        "head_dim": 16,
-        "moe_intermediate_size": 40,
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
-    },
-    "gemma2": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 20,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-        "sliding_window": 300,
-    },
-    "gemma3_text": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 20,
-        "final_logit_softcapping": 3.0,
-        "sliding_window": 300,
-        "sliding_window_pattern": 2,
-    },
+    "qwen3_moe": _EXPERTS | {"head_dim": 16, "mlp_only_layers": [1]},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 2.0},
+    "gemma3_text": _GEMMA | {"sliding_window_pattern": 2},
     "gpt_neox": {"rotary_pct": 0.5, "num_key_value_heads": None},
     "gpt2": {"n_inner": 96, "num_key_value_heads": None},
     "smollm3": {"no_rope_layer_interval": 2},
@@ -176,9 +157,8 @@ def open_with(
     target.rewind_slot(slot, 0)
     for start in range(0, len(prompt), chunk):
         tokens = torch.tensor(prompt[start : start + chunk])
-        (output,) = target.run_pass(
-            [Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))], (), ()
-        )[0]
+        part = Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))
+        (output,) = target.run_pass([part], (), ())[0]
     assert output.last is not None
     return slot, output.last
 
