@@ -39,6 +39,7 @@ def test_verdicts_printed_are_this_runs(tmp_path: Path) -> None:
     [
         (("medusa",), "paper='medusa'"),
         (("graft", "--table", "99"), "table=99"),
+        (("domino", "--section", "9"), "section=9"),
         (("graft", "--data", "nowhere"), "data='nowhere'"),
         (("graft", "--from", "nowhere", "--table", "7"), "nowhere/manifest.json: not that of"),
         (("graft", "--table", "7", "--report-only", "--quick"), "quick=True"),

@@ -30,6 +30,7 @@ def paper(
     name: Annotated[str, typer.Argument(metavar="domino|dynatree|graft", help="The paper.")],
     table: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A table; by default all exhibits.")] = None,
     figure: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A figure.")] = None,
+    section: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A section, such as 4.3.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Few prompts and short answers: minutes, and most claims stay undecided.")
     ] = False,
@@ -73,7 +74,9 @@ def paper(
     if report_only:
         refuse_options(context, OF_MEASURING, "nothing is measured (--report-only)")
     import_module("matplotlib")  # before the model is loaded, which takes long
-    exhibits = chosen(read_exhibits(name), table or (), figure or ())
+    wanted = {"table": table, "figure": figure, "section": section}
+    names = [f"{kind} {one}" for kind, those in wanted.items() for one in those or ()]
+    exhibits = chosen(read_exhibits(name), names)
     folder = path_of(out) if out is not None else Path("runs/paper") / name
     named = dict(one.split("=", 1) for one in drafter or () if "=" in one)
     known = {row.needs_drafter for exhibit in exhibits for row in exhibit.rows if row.needs_drafter}

@@ -385,17 +385,14 @@ def _place(name: str) -> tuple[int, int, str]:
     return kinds.index(kind) if kind in kinds else len(kinds), int(number) if number.isdigit() else 0, number
 
 
-def chosen(exhibits: Sequence[Exhibit], tables: Sequence[int], figures: Sequence[int]) -> list[Exhibit]:
-    """The exhibits of these numbers; all, where none is given.
+def chosen(exhibits: Sequence[Exhibit], names: Sequence[str]) -> list[Exhibit]:
+    """The exhibits of these names, such as "table 1"; all, where none is given.
 
     Raises:
-        InvalidRequest: a number that the paper does not have.
+        InvalidRequest: a name that the paper does not have.
     """
-    if not tables and not figures:
-        return list(exhibits)
     by_name: Mapping[str, Exhibit] = {exhibit.name: exhibit for exhibit in exhibits}
-    names = [*(f"table {number}" for number in tables), *(f"figure {number}" for number in figures)]
     for name in names:
         if name not in by_name:
             raise InvalidRequest(f"{name.replace(' ', '=')}: the paper has {', '.join(by_name)}")
-    return [by_name[name] for name in dict.fromkeys(names)]
+    return [by_name[name] for name in dict.fromkeys(names or by_name)]

@@ -74,10 +74,10 @@ def test_counted_claims_hold() -> None:
     assert all(check()[0] for check in CHECKS.values())
 
 
-def test_numbers_choose_exhibits() -> None:
-    """Guards against a number that is ignored."""
-    exhibits = read_exhibits("graft")
-    assert [one.name for one in chosen(exhibits, [14, 1], [2])] == ["table 14", "table 1", "figure 2"]
+def test_names_choose_exhibits() -> None:
+    """Guards against a name that is ignored."""
+    exhibits, names = read_exhibits("graft"), ["table 14", "section B", "figure 2"]
+    assert [one.name for one in chosen(exhibits, names)] == names
 
 
 @pytest.mark.parametrize("paper", PAPERS)
