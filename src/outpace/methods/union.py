@@ -44,8 +44,8 @@ class OutpaceOptions(MatrixOptions, Options):
         default=None,
         ge=1,
         le=64,
-        description="drafted tokens on the longest path of its beam; by default 3 with priced=true, else as "
-        "where it drafts alone; with draft=lattice the block",
+        description="drafted tokens on the longest path of its beam; by default 3 with priced=true, else 8 "
+        "or the block; with draft=lattice the block",
     )
     beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
