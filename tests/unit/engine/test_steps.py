@@ -75,7 +75,7 @@ def test_a_request_that_cannot_be_restored_ends_and_says_so(monkeypatch: pytest.
         run_pass(*arguments, **options)
         raise KeyboardInterrupt
 
-    (lost,) = engine.add(PROMPT, PARAMS, failing(rewind=NotImplementedError))
+    (lost,) = engine.add(PROMPT, PARAMS, failing(rewind=RuntimeError))
     (other,) = engine.add([9, 9], PARAMS, EmptyDraft())
     for _ in range(3):
         engine.step()
@@ -92,7 +92,7 @@ def test_a_request_that_cannot_be_restored_ends_and_says_so(monkeypatch: pytest.
         with pytest.raises(StateLost, match=r"request 0: .*planted.*send it again") as caught:
             engine.result(lost)
         lengths.append(len(caught.traceback))
-    assert isinstance(caught.value.__cause__, NotImplementedError)
+    assert isinstance(caught.value.__cause__, RuntimeError)
     assert lengths[0] == lengths[-1]
     assert other.generated == alone([9, 9], PARAMS)
     assert engine.free_slots == engine.target.max_slots
