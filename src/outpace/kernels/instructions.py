@@ -48,7 +48,8 @@ def multiplies_bfloat16() -> bool:
     """Whether products of bfloat16 have instructions here, rather than being made of others, slowly and otherwise
     for one row than for many."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        # Only oneDNN knows, and not every build of torch has it.
+        return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     present = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return present and highest_allowed() not in _NO_BFLOAT16
 

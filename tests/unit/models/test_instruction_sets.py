@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,12 +21,12 @@ from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
 from outpace.models.layers.linear import can_pack
 from outpace.models.loading import precision
 from outpace.models.loading.load import load_target
-from outpace.models.loading.precision import choose_dtype, compute_dtype
+from outpace.models.loading.precision import choose_dtype, choose_quantization, compute_dtype
 from outpace.models.reference import TransformersReference
 from outpace.train.run import training_precision
 from tests.unit.kernels.test_levels import HASWELL, SKYLAKE_X, ZEN_4
 from tests.unit.models.at_instruction_set import FAMILIES, PARAMS, PROMPTS
-from tests.unit.models.tiny import save_tiny_model
+from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target
 
 CPU = torch.device("cpu")
 WITHOUT_BFLOAT16 = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI")
@@ -105,6 +106,22 @@ def test_halves_compute_as_the_device_can(monkeypatch: pytest.MonkeyPatch) -> No
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert compute_dtype(dtype, torch.device("cuda")) == dtype
         assert not can_pack(dtype, torch.device("cuda")), "oneDNN's products are for CPUs"
+
+
+@needs_kernels
+def test_kernels_do_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against kernels that a torch without oneDNN, as on macOS, leaves unused, formats that it refuses although
+    the kernels have them, and a question to oneDNN that ends `outpace doctor`."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert tiny_target(tiny_config("llama")).native is not None
+    assert choose_quantization("int8", torch.float32, CPU, is_gguf=False) == "int8"
+    assert choose_quantization("auto", torch.float32, CPU, is_gguf=True) == "file"
+    assert compute_dtype(torch.bfloat16, CPU) == torch.float32
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert not multiplies_bfloat16()
+    monkeypatch.setenv(compiled.VARIABLE, "off")
+    assert not can_pack(torch.float32, CPU)
 
 
 def test_tiles_are_used_where_they_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

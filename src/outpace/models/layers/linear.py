@@ -29,12 +29,13 @@ _MOST_ROWS_OF_TILES = 32
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this CPU and this build of torch have packed products for the dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    """Whether products of the dtype are packed here: by compiled kernels or oneDNN; by kernels alone where torch was
+    built without oneDNN, as for macOS."""
+    if device.type != "cpu":
         return False
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
+    return dtype == torch.float32 and loaded_kernels() is not None
 
 
 def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:

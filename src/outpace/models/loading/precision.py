@@ -113,7 +113,7 @@ def _check_kernels(option: str, instead: str, dtype: torch.dtype, device: torch.
     """Refuse an option that compiled kernels are needed for where there are none."""
     if device.type != "cpu":
         raise InvalidRequest(f"{option}: its kernels are for CPUs; use device='cpu' or {instead}")
-    if not can_pack(dtype, device):
+    if dtype not in (torch.float32, torch.bfloat16):
         raise InvalidRequest(f"{option}: not with {dtype}; use dtype='float32' or 'bfloat16'")
     if loaded_kernels() is None:
         raise InvalidRequest(f"{option}: its kernels are not there: {why_none()}; {kernels_remedy()}")
