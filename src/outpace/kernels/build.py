@@ -99,9 +99,8 @@ def _built(level: InstructionLevel | None) -> Build:
             seconds = perf_counter() - started
         return Build(ctypes.CDLL(str(path)), f"built with {' '.join(instructions)}", path, name, seconds)
     except (OSError, subprocess.SubprocessError) as error:
-        printed = getattr(error, "stderr", None) or ""
-        # A compiler that is stopped by the time limit leaves bytes.
-        detail = (printed.decode(errors="replace") if isinstance(printed, bytes) else printed).strip() or str(error)
+        printed: bytes = getattr(error, "stderr", None) or b""
+        detail = printed.decode(errors="replace").strip() or str(error)
         log = _write_log(path, detail) if isinstance(error, subprocess.SubprocessError) else None
         return Build(None, f"{compiler} cannot build them: {detail.splitlines()[0]}", path, log=log)
 
@@ -161,7 +160,7 @@ def _write_log(path: Path, text: str) -> Path | None:
     """Keep the compiler's output in the folder of the library; None where nothing can be written."""
     log = path.with_suffix(".log")
     try:
-        log.write_text(text)
+        log.write_text(text, encoding="utf-8")
     except OSError:
         return None
     return log
@@ -173,7 +172,8 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(built)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+        # Not as text: a compiler may print in another encoding than Python reads, which would end the load.
+        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SECONDS)
         built.replace(path)  # atomic: several processes may build at the same time
 
 

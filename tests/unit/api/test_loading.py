@@ -1,6 +1,7 @@
 """What `outpace.load` shows of its work, and what it warns of."""
 
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -115,6 +116,21 @@ def test_a_failed_build_is_told_with_its_log(folder: str, tmp_path: Path, monkey
     assert f"the compiler's output is in {built.log}" in str(one.message)
     assert "this is no C++" in built.log.read_text()
     assert len(built.log.read_text().splitlines()) > 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+def test_a_compiler_of_another_encoding_ends_no_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a UnicodeDecodeError in place of a model without kernels: the compiler speaks Latin-1."""
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(b"#!/bin/sh\nprintf 'erreur \\351trange\\n' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(compiled, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(compiled, "COMPILERS", (str(compiler),))
+    monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path)
+    built = compiled.build.__wrapped__()
+    assert built.reason == f"{compiler} cannot build them: erreur \ufffdtrange"
+    assert built.log is not None
+    assert built.log.read_text(encoding="utf-8") == "erreur \ufffdtrange"
 
 
 def test_kernels_that_are_there_are_not_warned_of(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
