@@ -43,6 +43,7 @@ VARIABLE = "OUTPACE_KERNELS"
 _BUILD_SECONDS = 900
 _GCC = "GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
 _OTHERS = {"darwin": "Apple's C++ compiler (`xcode-select --install`)", "win32": "GCC of MSYS2"}
+_UNLOADABLE = "what was built cannot be loaded"
 _INSTALL = f"install {_OTHERS.get(sys.platform, _GCC)}"
 
 
@@ -97,12 +98,15 @@ def _built(level: InstructionLevel | None) -> Build:
                 return Build(None, missing, path)
             _compile(compiler, (*FLAGS, *instructions), path)
             seconds = perf_counter() - started
-        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(instructions)}", path, name, seconds)
     except (OSError, subprocess.SubprocessError) as error:
         printed: bytes = getattr(error, "stderr", None) or b""
         detail = printed.decode(errors="replace").strip() or str(error)
         log = _write_log(path, detail) if isinstance(error, subprocess.SubprocessError) else None
         return Build(None, f"{compiler} cannot build them: {detail.splitlines()[0]}", path, log=log)
+    try:
+        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(instructions)}", path, name, seconds)
+    except OSError as error:  # cut off when the power failed, or of a newer system that shares the folder
+        return Build(None, f"{_UNLOADABLE}: {error}", path)
 
 
 def loaded_kernels() -> ctypes.CDLL | None:
@@ -122,6 +126,9 @@ def kernels_remedy() -> str:
         return f"unset {VARIABLE}"
     if reason.startswith("no C++ compiler"):
         return f"{_INSTALL}: kernels are then built at the next start, in some seconds; a wheel has them compiled"
+    if reason.startswith(_UNLOADABLE):
+        built_again = "and kernels are built again at the next start; the folder must let its files be executed"
+        return f"remove {build().path}, {built_again}"
     return f"{_INSTALL} of this year or the last ones, and see that {build().path.parent} can be written to"
 
 

@@ -141,6 +141,18 @@ def test_a_packaged_library_needs_no_compiler(packaged: Path) -> None:
     assert found.reason == f"level {own_level().name}, compiled in the package"
 
 
+def test_a_built_library_that_cannot_be_loaded_is_named(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a file that was cut off, or is of a newer system, for which the compiler is blamed ever after."""
+    path = compiled.build.__wrapped__().path
+    path.parent.mkdir(parents=True)
+    path.write_text("no library")
+    found = compiled.build.__wrapped__()
+    assert found.handle is None
+    assert found.reason.startswith("what was built cannot be loaded: ")
+    monkeypatch.setattr(compiled, "build", lambda: found)
+    assert compiled.kernels_remedy().startswith(f"remove {path}, and kernels are built again at the next start")
+
+
 def test_other_sources_and_flags_have_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an edited source file whose old library is loaded, and costs that were measured with it."""
     shutil.copytree(levels.SOURCES, tmp_path / "cpp")
