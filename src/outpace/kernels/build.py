@@ -181,7 +181,11 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(built)]
         # Not as text: a compiler may print in another encoding than Python reads, which would end the load.
         subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SECONDS)
-        built.replace(path)  # atomic: several processes may build at the same time
+        try:
+            built.replace(path)  # atomic: several processes may build at the same time
+        except PermissionError:
+            if not path.exists():  # Windows replaces no library that another process has built and loaded meanwhile
+                raise
 
 
 def _instructions(level: InstructionLevel | None) -> tuple[str, tuple[str, ...]]:

@@ -2,9 +2,11 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +153,27 @@ def test_a_built_library_that_cannot_be_loaded_is_named(packaged: Path, monkeypa
     assert found.reason.startswith("what was built cannot be loaded: ")
     monkeypatch.setattr(compiled, "build", lambda: found)
     assert compiled.kernels_remedy().startswith(f"remove {path}, and kernels are built again at the next start")
+
+
+@needs_kernels
+def test_two_processes_may_build_at_once(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against kernels that the slower of two processes gives up: Windows replaces no library that is loaded."""
+    other = compiled.build().path
+
+    def built_by_both(command: list[str], **options: object) -> None:
+        own = Path(command[-1])
+        for path in (own, own.parents[1] / own.name):
+            shutil.copy(other, path)
+
+    def refused(own: Path, target: Path) -> Path:
+        raise PermissionError(13, "Access is denied")
+
+    run = SimpleNamespace(run=built_by_both, SubprocessError=subprocess.SubprocessError)
+    monkeypatch.setattr(compiled, "subprocess", run)
+    monkeypatch.setattr(Path, "replace", refused)
+    monkeypatch.setattr(compiled, "COMPILERS", (sys.executable,))
+    found = compiled.build.__wrapped__()
+    assert found.handle is not None, found.reason
 
 
 def test_other_sources_and_flags_have_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
