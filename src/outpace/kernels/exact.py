@@ -101,6 +101,6 @@ def _check_instance(module: nn.Module) -> None:
 def check_same(name: str, compiled: Tensor, python: Tensor, is_coarse: bool) -> None:
     """Raise NotCompiled where a kernel and the Python that it replaces differ by more than rounding. `is_coarse`:
     computed in bfloat16 or int8."""
-    difference = (compiled.float() - python.float()).norm() / python.float().norm()
-    if not difference < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE):
+    difference, size = (compiled.float() - python.float()).norm(), python.float().norm()
+    if difference != 0 and not difference / size < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE):
         raise NotCompiled(f"the kernel computes something else than {name}")

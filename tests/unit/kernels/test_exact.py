@@ -139,6 +139,12 @@ def test_a_part_that_was_not_changed_stays_compiled(monkeypatch: pytest.MonkeyPa
     assert reason == "because there are no compiled kernels: OUTPACE_KERNELS=off is set"
 
 
+def test_a_head_that_corrects_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a kernel that is called wrong because both results are zero, as where training begins."""
+    source, _ = drafted("domino", monkeypatch, lambda net, patch: net.head.vocabulary_weight.zero_(), "on")
+    assert source.computed_by["head"] == COMPILED
+
+
 def changed_target(change: str, monkeypatch: pytest.MonkeyPatch) -> TransformersTarget:
     model: Any = stock_model(tiny_config("llama"), ATTENTION_NAME)
     layer = model.model.layers[1]
