@@ -137,7 +137,8 @@ class KernelLinear(nn.Module):
         """As `forward`, in float32 as it was summed."""
         flat = rows.reshape(-1, self.inputs).float().contiguous()
         out = torch.empty(len(flat), self.outputs)
-        call("linear", ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
+        if len(flat):  # the kernels divide by the number of tiles that rows fill
+            call("linear", ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
         return out.view(*rows.shape[:-1], self.outputs)
 
     def unpacked(self) -> Tensor:

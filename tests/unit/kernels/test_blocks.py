@@ -94,6 +94,12 @@ def test_a_row_has_the_same_bits_alone_and_with_others(one: BlockFormat) -> None
         assert torch.equal(layer(rows[:count]), alone[:count]), count
 
 
+def test_no_rows_have_no_results() -> None:
+    """Guards against a division by the tiles of no rows, which ends the process."""
+    layer = BlockLinear([random_weight(F.Q4_K, 5, 1)], None, torch.float32)
+    assert layer(torch.empty(2, 0, layer.inputs)).shape == (2, 0, 5)
+
+
 @pytest.mark.usefixtures("threads")
 def test_bits_do_not_depend_on_threads() -> None:
     """Guards against inputs that no thread rounds where threads share a tile, or are more than its parts."""
