@@ -344,7 +344,7 @@ def begin_with(objective: Objective, folder: str) -> None:
         tensors, described, own = dict(read.state_dict()), settings_in(read), settings_in(net)
         if described.get("target_layers", 0) is None:
             del described["target_layers"]  # which a file may leave out, like taps
-        if described.get("taps", ()) is None:
+        if described.get("taps", ()) is None and own.get("taps") is not None:  # of DART no layout names them
             described["taps"] = read.config.taps_of(objective.target.layers)  # type: ignore[union-attr, operator]
     else:  # a language model
         described = own = {}

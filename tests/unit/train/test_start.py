@@ -14,6 +14,7 @@ from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.tokenizer import TextCodec
 from outpace.train.run import begin_with, weights_hash
+from tests.unit.drafters.training import test_dart as dart
 from tests.unit.drafters.training import test_dflash_objective as dflash
 from tests.unit.drafters.training import test_domino_objective as domino
 from tests.unit.drafters.training import test_draft_lm_objective as draft_lm
@@ -27,6 +28,7 @@ KINDS: dict[str, Any] = {
     "domino": lambda seed: domino.fresh(seed),
     "eagle3": lambda seed: eagle3.objective_of(seed, {"draft_vocab_size": 30}),
     "headless": lambda seed: eagle3.objective_of(seed, {"own_head": False}),
+    "dart": lambda seed: dart.objective_of(seed, {"draft_vocab_size": 30}),
     "draft-lm": lambda seed: draft_lm.fresh("kl", seed),
     "bare": lambda seed: draft_lm.fresh("bare", seed),
 }
