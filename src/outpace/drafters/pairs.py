@@ -153,7 +153,7 @@ class PairSource(BaseSource, ABC, Generic[S]):
         assert features is not None, "needs.taps asks for features at every position"
         state.features = torch.cat([state.features, features.to(state.features)])
         known = self.slots.kv.lengths[state.slot] + len(state.features)
-        if known > self._limit:
+        if state.is_beyond or known > self._limit:  # after a gap, features would be taken for those of other positions
             state.is_beyond, state.features, state.tokens = True, self._no_features(), []
 
     def _no_features(self) -> Tensor:

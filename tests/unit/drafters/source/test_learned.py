@@ -217,6 +217,20 @@ def test_a_context_longer_than_the_nets(kind: str) -> None:
         assert (session.metrics.drafted > 0) == (len(prompt) < 35)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "eagle3", "dart"])
+def test_a_context_cut_back_below_the_nets_limit(kind: str) -> None:
+    """Guards against features of later positions that take the place of those that were left out beyond the limit."""
+    source = source_of(kind, tiny_target(tiny_config("llama")))
+    source._limit = 35
+    ids = torch.tensor(random_ids(46, 9))
+    features = torch.randn(45, len(source.needs.taps) * 48)
+    state = source.open(0)
+    for chunk in (slice(0, 20), slice(20, 40), slice(40, 45)):
+        source.prefill([state], [PromptChunk(ids[chunk], None, features[chunk])])
+    source.rewind(state, 22)
+    assert source.begin([state], [draft_request(ids[:23].tolist(), 4, 4)]) == [0]
+
+
 @pytest.mark.parametrize("method", ["eagle3", "graft", "domino:shape=beam", "dflash:shape=beam", "lattice"])
 def test_trees_have_seven_nodes_on_a_cpu(method: str) -> None:
     """Guards against the 15 nodes of before, which made these methods 1.2 to 1.4 times slower (docs/log.md)."""
