@@ -142,13 +142,12 @@ class Objective(nn.Module, ABC):
         net = filled(partial(type(self.net), self.net.config), cast, str(folder))
         write_net(net, folder, self.layout)
         self.write_vocabulary(folder)
-        if (folder / FILE_NAME).exists():
-            write_index(folder)  # otherwise vLLM and SGLang load the ids as a weight
 
     def write_vocabulary(self, folder: Path) -> None:
         """Store the ids that the drafter was trained for, which it drafts by default."""
         if self.vocabulary.ranked is not None:
             save_vocabulary(folder / FILE_NAME, self.vocabulary.ranked.cpu(), self.target.vocab_size)
+            write_index(folder)  # otherwise vLLM and SGLang load the ids as a weight
 
 
 def initialise(net: N, seed: int) -> N:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import outpace
@@ -20,6 +21,7 @@ from outpace.drafters.draft_lm.objective import (
     build_draft_lm,
 )
 from outpace.drafters.training.batch import TrainingSample, all_anchors, collate
+from outpace.lib.checkpoint import INDEX, WEIGHTS, read_object
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import load_drafter
@@ -162,6 +164,15 @@ def test_a_folder_drafts_for_a_loaded_model(kind: str, tmp_path: Path) -> None:
     played = simulate(objective, [batch])
     assert (played.tokens, played.rounds) == (39, answer.metrics.steps)
     assert (played.rounds == 5) == (kind in WHOLE)
+
+
+def test_other_engines_take_no_ranked_vocabulary_for_weights(tmp_path: Path) -> None:
+    """Guards against a draft model whose ids vLLM and SGLang load as a weight: its folder lists no weights."""
+    settings = DraftLmNetSettings(layers=1), DraftLmObjectiveSettings(vocabulary=20)
+    objective = build_draft_lm(*settings, tiny.frozen(), tiny.facts(), 0)
+    objective.write(objective.net.state_dict(), tmp_path, CODEC, "float32")
+    listed = read_object(tmp_path / INDEX)["weight_map"]
+    assert listed == dict.fromkeys(load_file(tmp_path / WEIGHTS), WEIGHTS)
 
 
 def test_sizes_that_do_not_fit_the_target_are_refused() -> None:
