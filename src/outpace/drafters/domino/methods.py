@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.core.protocols import Proposer
@@ -48,6 +48,12 @@ class DominoOptions(ModelOptions):
         description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
         "up from then on; takes 3 numbers per id and unit of its state, which `outpace doctor` reports in GB",
     )
+
+    @model_validator(mode="after")
+    def _check_head(self) -> "DominoOptions":
+        if not self.head:
+            self.refuse_idle(["gate_table"], "head=False", "leave one of them out")
+        return self
 
 
 def domino_proposer(
