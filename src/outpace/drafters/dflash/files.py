@@ -28,6 +28,7 @@ from outpace.drafters.fields import (
 from outpace.drafters.kind import ROWS, Random, attention
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
+from outpace.models.loading.config import MOST_LAYERS
 
 ARCHITECTURE = "DFlashDraftModel"
 DOMINO = "DominoDraftModel"
@@ -88,8 +89,9 @@ def dflash_values(fields: Fields, more: Sequence[str] = ()) -> dict[str, Any]:
         raise ModelError(f"{inner.where}: {', '.join(unknown)}: unknown, and it may change what the drafter computes")
     values = read_decoder(fields)
     ids, target_layers = agreed("target_layer_ids", fields, inner), agreed("num_target_layers", fields, inner)
-    if ids is None and isinstance(target_layers, int) and isinstance(values["layers"], int):
-        ids = list(default_target_layer_ids(target_layers, values["layers"]))
+    sizes = target_layers, values["layers"]
+    if ids is None and all(type(size) is int and size <= MOST_LAYERS for size in sizes):
+        ids = list(default_target_layer_ids(*sizes))
     return values | {
         "block_size": needed("block_size", fields, inner),
         "mask_token_id": needed("mask_token_id", fields, inner),

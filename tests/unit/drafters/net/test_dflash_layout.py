@@ -98,6 +98,10 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
     "head size": (put("head_dim", value=4), ["head_dim=4", "q_proj has 48 rows"]),
     "layers": (both(put("num_hidden_layers", value=2), put("layer_types", value=None)), ["num_hidden_layers=2"]),
     "taps": (put("dflash_config", "target_layer_ids", value=[1, 4]), ["target_layer_ids=[1, 4]", "72 columns"]),
+    "countless layers": (
+        both(put("dflash_config", "target_layer_ids", value=None), put("num_target_layers", value=10**400)),
+        ["target_layer_ids is missing"],
+    ),
     "mask outside": (put("dflash_config", "mask_token_id", value=61), ["mask_token_id=61", "vocab_size=61"]),
     "two block sizes": (put("block_size", value=8), ["block_size=8", "block_size=5", "agree"]),
     "no block size": (
