@@ -49,11 +49,11 @@ def plan(run: Run) -> dict[str, Any]:
     sampler = BatchSampler(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
     steps = max(1, -(-round(training.epochs * count) // training.batch_size))
     steps = min(steps, training.max_steps or steps)
-    seconds = {}
+    per_pass, memory = try_training(objective, samples, sampler, training)  # before another copy of the target is there
+    seconds = {"training": per_pass * sampler.passes * steps}
     if run.answers is None:
-        seconds["answers"] = answer_seconds(run, items, count + held_out, samples.supervised * scale)
-    per_pass, memory = try_training(objective, samples, sampler, training)
-    seconds["training"] = per_pass * sampler.passes * steps
+        answers = answer_seconds(run, items, count + held_out, samples.supervised * scale)
+        seconds = {"answers": answers} | seconds  # in the order of a run
     supervised = round(samples.supervised * scale)
     return {
         "settings": run.settings.model_dump(mode="json", serialize_as_any=True),  # first: the estimates stay in view

@@ -1,14 +1,20 @@
 """The cost of a run before it starts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
+from outpace.drafters.training.batch import TrainingSample
+from outpace.drafters.training.settings import settings_of
 from outpace.train import plan
+from outpace.train.data import SampleSet
+from outpace.train.run import Run
 
 
 class Clocked:
@@ -35,3 +41,31 @@ def test_prompts_are_read_once_for_whole_answers(monkeypatch: pytest.MonkeyPatch
     items = [WorkItem(str(at), "x", ("Hello",)) for at in range(6)]
     assert plan.answer_seconds(run, items, turns=10, tokens=1000) == pytest.approx(10 * 3.5 + 1000 * 0.5)
     assert options["enable_prefix_caching"] is False, "the second try would read no prompts"
+
+
+def test_memory_is_measured_while_the_target_is_there_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a peak of memory that counts the copy of the target on which the speed of answers is tried."""
+    order: list[str] = []
+
+    def done(step: str, result: Any) -> Any:
+        order.append(step)
+        return result
+
+    target = SimpleNamespace(device="cpu", max_length=64)
+    objective: Any = SimpleNamespace(net=torch.nn.Linear(2, 1), to=lambda _: objective)
+    sample = TrainingSample("0/0", torch.arange(9), torch.arange(9) >= 3)
+    stubs: dict[str, Any] = {
+        "read_workloads": lambda _: [WorkItem(str(at), "x", ("Hello",)) for at in range(10)],
+        "frozen_target": lambda *_: (target, None),
+        "longest_samples": lambda *_: SampleSet([sample]),
+        "build": lambda *_: objective,
+        "disk_needed": lambda *_: 0,
+        "answer_seconds": lambda *_: done("answers", 3600.0),
+        "try_training": lambda *_: done("training", (1.0, 2e9)),
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(plan, name, stub)
+    found = plan.plan(Run("dflash", "x", ("p",), None, tmp_path, "cpu", "auto", settings_of("dflash", None, [])))
+    assert order == ["training", "answers"]
+    assert list(found["hours"]) == ["answers", "training"], "in the order of a run"
+    assert found["memory_gb"] == 2.0
