@@ -7,7 +7,7 @@ before the anchor, and itself. The loss is the cross-entropy of each position wi
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -105,9 +105,13 @@ class DFlashObjective(Objective):
     Args:
         target: its embedding embeds the blocks, its LM head reads their outputs.
         vocabulary: ids that the loss compares; None for all.
+
+    Attributes:
+        parts: names of the losses that make up the loss and are logged too, if there are several.
     """
 
     net: DFlashNet
+    parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -122,21 +126,30 @@ class DFlashObjective(Objective):
         self.settings = settings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`; `progress` changes nothing."""
+        """As `Objective.forward`, with `parts` among what is logged."""
         anchors = random_anchors(batch, self.settings.anchors)
         if not len(anchors):
-            return self._nothing("weight")
-        rows = self._supervised(batch, anchors, self.depth)
-        hidden = self._drafting(batch, anchors, self.depth)
+            return self._nothing("weight", *self.parts)
+        rows = self._supervised(batch, anchors, self._trained)
+        hidden = self._drafting(batch, anchors, self._trained)
+        loss, *logged = self._sums(batch, anchors, rows, hidden, progress).unbind()
+        return {"loss": loss} | {name: one.detach() for name, one in zip(("weight", *self.parts), logged, strict=True)}
+
+    @property
+    def _trained(self) -> int:
+        """How many drafts of a block are trained."""
+        return self.depth
+
+    def _sums(self, batch: Batch, anchors: Anchors, rows: "SupervisedRows", hidden: Tensor, progress: float) -> Tensor:
+        """[2 + parts] the loss, its divisor and `parts`, of which only the loss is differentiable. `hidden`: block
+        outputs [A, D, H] after anchors."""
 
         def losses(hidden: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             found, accepted = row_losses(rows.logits(hidden), rows.labels(truth), rows.loss)
             weights = rows.weigh(cells, accepted)
             return torch.stack([(found * weights).sum(), weights.sum()])
 
-        pieces = hidden[rows.own], rows.truth, rows.cells
-        loss, weight = summed_with_gradients(losses, pieces, at_once=rows.at_once).unbind()
-        return {"loss": loss, "weight": weight.detach()}
+        return summed_with_gradients(losses, (hidden[rows.own], rows.truth, rows.cells), at_once=rows.at_once)
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:

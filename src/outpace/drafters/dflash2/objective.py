@@ -4,18 +4,16 @@ The selector's part leaves out depths whose true token is not among these ids. T
 is the one of NVIDIA's Automodel.
 """
 
-from collections.abc import Mapping
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, initialise_net
-from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields
+from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, SupervisedRows, block_fields
 from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Layer, DFlash2Net
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.batch import Batch, Facts, random_anchors
+from outpace.drafters.training.batch import Anchors, Batch, Facts
 from outpace.drafters.training.losses import LossVocabulary, row_losses, summed_with_gradients, weighted_cross_entropy
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
@@ -34,17 +32,12 @@ class DFlash2Objective(NeighbourObjective):
     """A DFlash 2 drafter in training."""
 
     net: DFlash2Net
+    parts = ("base", "selector")
 
-    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`; "base" and "selector" are the two losses, whose sum is the loss."""
-        anchors = random_anchors(batch, self.settings.anchors)
-        if not len(anchors):
-            return self._nothing("weight", "base", "selector")
-        rows = self._supervised(batch, anchors, self.depth)
+    def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         own, compared, head = rows.own, rows.compared, self.net.head
         places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
-        blocks, tokens = self._drafting(batch, anchors, self.depth), anchors.tokens_before(batch, self.depth)
-        hidden, before = blocks[own], self._before(tokens[own])  # [R, H], [R, r]
+        hidden, before = hidden[own], self._before(anchors.tokens_before(batch, self.depth)[own])  # [R, H], [R, r]
         right = head.successors  # [K, r]; ids drawn for the base stand for the rest, and are not drafted
         count = min(self.net.config.selector_top_k, len(right))
 
@@ -58,11 +51,10 @@ class DFlash2Objective(NeighbourObjective):
             is_true = best == places[:, None]
             found = weights * is_true.any(dim=1)
             selector = weighted_cross_entropy(pairs, is_true.int().argmax(dim=1), found)
-            return torch.stack([base + selector, base, selector, weights.sum()])
+            return torch.stack([base + selector, weights.sum(), base, selector])
 
         pieces = (hidden, head.left(before, hidden), rows.truth, places, rows.cells)
-        loss, base, selector, weight = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
-        return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "selector": selector.detach()}
+        return summed_with_gradients(losses, pieces, (right,), rows.at_once)
 
 
 def build_dflash2(

@@ -7,7 +7,6 @@ to 0: with clean prefixes from the start, the head would learn what the backbone
 """
 
 import math
-from collections.abc import Mapping
 from typing import Literal, Self
 
 import torch
@@ -19,12 +18,13 @@ from outpace.drafters.dflash.objective import (
     DFlashNetSettings,
     DFlashObjective,
     DFlashObjectiveSettings,
+    SupervisedRows,
     block_fields,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
+from outpace.drafters.training.batch import Anchors, Batch, Facts
 from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, row_losses, summed_with_gradients
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
@@ -79,21 +79,19 @@ class DominoObjective(DFlashObjective):
     net: DominoNet
     settings: DominoObjectiveSettings
     by_id = ("head.embed_proj.2.weight",)
+    parts = ("base", "final")
 
-    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`; "base" and "final" are the two losses."""
-        config, settings = self.net.config, self.settings
-        depth = config.drafts_per_block(every_position=True)
-        anchors = random_anchors(batch, settings.anchors)
-        if not len(anchors):
-            return self._nothing("weight", "base", "final")
-        rows = self._supervised(batch, anchors, depth)
-        hidden = self._drafting(batch, anchors, depth)
-        read = anchors.tokens_before(batch, depth)  # [A, D]
-        if settings.strategy == "training-time-test":
+    @property
+    def _trained(self) -> int:
+        return self.net.config.drafts_per_block(every_position=True)
+
+    def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
+        read = anchors.tokens_before(batch, self._trained)  # [A, D]
+        if self.settings.strategy == "training-time-test":
             read = self._drafts(hidden, read[:, 0])
         states = self.net.head.states(self._embed(read))  # [A, D, G]
-        corrected = torch.tensor([config.corrects(at) for at in range(1, depth + 1)], device=read.device)
+        corrects = [self.net.config.corrects(depth) for depth in range(1, self._trained + 1)]
+        corrected = torch.tensor(corrects, device=read.device)
         share = self._base_share(progress)
 
         def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
@@ -105,13 +103,11 @@ class DominoObjective(DFlashObjective):
             base, final = ((found * weights).sum() for found in (of_base, of_final))
             # With lambda = 0 the base needs no gradient.
             loss = (1 - share) * final + share * base if share else final
-            return torch.stack([loss, base, final, weights.sum()])
+            return torch.stack([loss, weights.sum(), base, final])
 
         own = rows.own
         pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.cells)
-        weights = tuple(self.net.head.embed_proj.parameters())
-        loss, base, final, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
-        return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "final": final.detach()}
+        return summed_with_gradients(losses, pieces, tuple(self.net.head.embed_proj.parameters()), rows.at_once)
 
     def may_stop(self, progress: float) -> bool:
         """Once lambda is small: before, the loss depends little on the head."""

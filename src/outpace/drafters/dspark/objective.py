@@ -6,7 +6,6 @@ p is the target's distribution, q the drafter's after the true token before. c* 
 from q is accepted, and c the confidence head's estimate of it.
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -14,11 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, initialise_net
-from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields
+from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, SupervisedRows, block_fields
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.batch import Batch, Facts, random_anchors
+from outpace.drafters.training.batch import Anchors, Batch, Facts
 from outpace.drafters.training.losses import LossVocabulary, summed_with_gradients, weighted_cross_entropy
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
@@ -46,17 +45,12 @@ class DSparkObjective(NeighbourObjective):
     """A DSpark drafter in training. Where the loss compares some ids only, distributions are of these ids."""
 
     net: DSparkNet
+    parts = ("ce", "distance", "confidence")
 
-    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`; "ce", "distance" and "confidence" are the three losses."""
-        anchors = random_anchors(batch, self.settings.anchors)
-        if not len(anchors):
-            return self._nothing("weight", "ce", "distance", "confidence")
-        rows = self._supervised(batch, anchors, self.depth)
+    def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         own, compared, head = rows.own, rows.compared, self.net.head
         places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
-        blocks, tokens = self._drafting(batch, anchors, self.depth), anchors.tokens_before(batch, self.depth)
-        hidden, before = blocks[own], self._before(tokens[own])  # [R, H], [R, r]
+        hidden, before = hidden[own], self._before(anchors.tokens_before(batch, self.depth)[own])  # [R, H], [R, r]
         confidence = head.confidence(before, hidden)  # [R]
         assert confidence is not None, "drafters in training have the head"
         right = head.successors  # [K, r]
@@ -75,9 +69,7 @@ class DSparkObjective(NeighbourObjective):
             return torch.stack([CE_SHARE * ce + DISTANCE_SHARE * apart + unsure, weights.sum(), ce, apart, unsure])
 
         pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.cells)
-        loss, weight, *parts = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
-        named = zip(("ce", "distance", "confidence"), parts, strict=True)
-        return {"loss": loss, "weight": weight.detach()} | {name: part.detach() for name, part in named}
+        return summed_with_gradients(losses, pieces, (right,), rows.at_once)
 
 
 def build_dspark(

@@ -10,7 +10,7 @@ step, with probabilities that were too high.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import torch
@@ -28,7 +28,7 @@ from outpace.drafters.dflash.objective import (
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
-from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors, random_anchors
+from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors
 from outpace.drafters.training.losses import LossVocabulary, losses_and_candidates, summed_with_gradients
 from outpace.drafters.training.objective import initialise
 from outpace.lib.errors import InvalidRequest
@@ -67,14 +67,9 @@ class LatticeObjective(DFlashObjective):
 
     net: LatticeNet
     settings: LatticeObjectiveSettings
+    parts = ("base", "pair")
 
-    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`; "base" and "pair" are the two losses."""
-        anchors = random_anchors(batch, self.settings.anchors)
-        if not len(anchors):
-            return self._nothing("weight", "base", "pair")
-        rows = self._supervised(batch, anchors, self.depth)
-        hidden = self._drafting(batch, anchors, self.depth)
+    def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         before = anchors.tokens_before(batch, self.depth)
         mix = self.settings.mix
 
@@ -85,12 +80,10 @@ class LatticeObjective(DFlashObjective):
             weights = rows.weigh(cells, accepted)
             base = (of_base * weights).sum()
             pair = (self._pair_losses(rows, labels, candidates, entries, hidden, before) * weights).sum()
-            return torch.stack([(1 - mix) * base + mix * pair, base, pair, weights.sum()])
+            return torch.stack([(1 - mix) * base + mix * pair, weights.sum(), base, pair])
 
         pieces = hidden[rows.own], before[rows.own], rows.truth, rows.cells
-        weights = tuple(self.net.pair_head.parameters())
-        loss, base, pair, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
-        return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "pair": pair.detach()}
+        return summed_with_gradients(losses, pieces, tuple(self.net.pair_head.parameters()), rows.at_once)
 
     @torch.no_grad()
     def _candidates(self, scores: Tensor) -> Tensor:
