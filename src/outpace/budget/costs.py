@@ -20,6 +20,8 @@ import numpy as np
 
 LEAST_GAIN = 0.3
 """Acceptance probability that pays for a row of a pass where no clock has measured it."""
+SLOWEST = 3.0
+"""A time that was interrupted, or had a pause in it, counts as no more than so many averages."""
 
 
 @dataclass(frozen=True)
@@ -151,16 +153,24 @@ def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
 
 class Averages:
     """Running averages by a whole number, such as milliseconds by the number of requests: means of the first values, so
-    that the very first counts for no more than the others; later ones fade."""
+    that the very first counts for no more than the others; later ones fade.
 
-    def __init__(self, kept: float = 0.9) -> None:
+    Args:
+        kept: share of an average that is left when the next value is learned.
+        most: averages that a value counts for at most.
+    """
+
+    def __init__(self, kept: float = 0.9, most: float = math.inf) -> None:
         self.known: dict[int, float] = {}
         self._counts: dict[int, int] = {}
-        self._kept = kept
+        self._kept, self._most = kept, most
 
     def learn(self, key: int, value: float) -> None:
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        self.known[key] = averaged(self.known.get(key), value, min(self._kept, 1 - 1 / count))
+        known = self.known.get(key)
+        if known:
+            value = min(value, self._most * known)
+        self.known[key] = averaged(known, value, min(self._kept, 1 - 1 / count))
 
     def nearest(self, key: int) -> float:
         """The average of the nearest key that was seen; 0 before any was."""
@@ -289,7 +299,6 @@ class RowPrice:
     _FIRST = 16  # passes before the fit is used
     _NEW = 0.02  # weight of the last pass: about fifty are remembered
     _SPREAD = 0.25  # rows squared: where passes hardly differ in rows, a row looks cheap, and its cost is explored
-    _SLOWEST = 3.0  # a pass that was interrupted counts as no more than so many averages
     _LOWEST, _HIGHEST = 0.05, 0.95
 
     def __init__(self) -> None:
@@ -299,7 +308,7 @@ class RowPrice:
     def learn(self, rows: int, tokens: int, pass_ms: float, draft_ms: float) -> None:
         """Learn from a step that wrote no prompt."""
         if self._passes:
-            pass_ms = min(pass_ms, self._SLOWEST * float(self._means[1]))
+            pass_ms = min(pass_ms, SLOWEST * float(self._means[1]))
         self._passes += 1
         seen = np.array([rows, pass_ms, rows**2, rows * pass_ms, tokens, pass_ms + draft_ms])
         self._means += (seen - self._means) * max(self._NEW, 1 / self._passes)

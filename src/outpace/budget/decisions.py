@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from outpace.budget.costs import Averages, PassTimes, best_size
+from outpace.budget.costs import SLOWEST, Averages, PassTimes, best_size
 
 
 class Exploration:
@@ -55,7 +55,7 @@ class TimedOption:
     _STAYS = 0.8  # share of its cost that suffices to go on, so that the decision does not alternate
 
     def __init__(self, trial: int = 1) -> None:
-        self._gains, self._ms, self._learned = Averages(), Averages(), 0
+        self._gains, self._ms, self._learned = Averages(), Averages(most=SLOWEST), 0
         self._exploration = Exploration(self._BETWEEN, trial, most=self._MOST_BETWEEN)
         self._paid: dict[int, bool] = {}
         self._is_running = True
@@ -111,8 +111,9 @@ class RoundRates:
     _KEPT = 0.98  # of what was learned, a round later
 
     def __init__(self) -> None:
-        self._plain_ms = Averages()  # of a round without drafts, by its number of requests
-        self._drafted: dict[int, tuple[float, float]] = {}  # decayed sums of tokens and ms of rounds with drafts
+        self._plain_ms = Averages(most=SLOWEST)  # of a round without drafts, by its number of requests
+        # Of rounds with drafts decayed sums: of their number, their tokens and their milliseconds.
+        self._drafted: dict[int, tuple[float, float, float]] = {}
         # The first round after a change is not learned, since drafters catch up in it: a trial has four that are.
         self._exploration = Exploration(every=96, length=5, first=16, most=192)
         self._paid: dict[int, bool] = {}  # by size, at the last round
@@ -128,8 +129,8 @@ class RoundRates:
         if not self._plain_ms.known:
             return True
         alike = [(other, *seen) for other, seen in self._drafted.items() if _size(other) == _size(count)]
-        instead = sum(other * ms / self._expected_ms(other) for other, _, ms in alike)
-        return not alike or sum(tokens for _, tokens, _ in alike) > instead
+        instead = sum(other * ms / self._expected_ms(other) for other, _, _, ms in alike)
+        return not alike or sum(tokens for _, _, tokens, _ in alike) > instead
 
     def advance(self, count: int, is_drafted: bool) -> None:
         """Count a round that was decided."""
@@ -147,8 +148,10 @@ class RoundRates:
         if not self._is_drafted:
             self._plain_ms.learn(count, ms)
         else:
-            had = self._drafted.get(count, (0.0, 0.0))
-            self._drafted[count] = had[0] * self._KEPT + tokens, had[1] * self._KEPT + ms
+            rounds, had, took = self._drafted.get(count, (0.0, 0.0, 0.0))
+            if took:
+                ms = min(ms, SLOWEST * took / rounds)
+            self._drafted[count] = rounds * self._KEPT + 1, had * self._KEPT + tokens, took * self._KEPT + ms
 
     def _expected_ms(self, count: int) -> float:
         """Of a round of so many requests without drafts, interpolated between the numbers that were seen."""
@@ -176,7 +179,7 @@ class TreeSizes:
         self._limit = budget
         self._present = AcceptanceTable(np.ones(budget), self._PRIOR, self._MEMORY)  # by place, trees that have it
         self._accepted = AcceptanceTable(self._HOPED ** np.arange(1.0, budget + 1), self._PRIOR, self._MEMORY)
-        self._ms = Averages()  # of drafting, by number of requests
+        self._ms = Averages(most=SLOWEST)  # of drafting, by number of requests
         self._exploration, self._trials, self._is_warm = Exploration(self._BETWEEN), 1, False
 
     def budgets(self, count: int, times: PassTimes, rate: float) -> list[int]:

@@ -208,6 +208,24 @@ def test_the_faster_rounds_are_taken(count: int) -> None:
     assert all(drafted(rates, 900, count, 2.5, 12.0)[-50:]), "what has changed is noticed"
 
 
+@pytest.mark.parametrize("pause_ms", [2_000.0, 600_000.0])
+def test_one_slow_round_does_not_decide(pause_ms: float) -> None:
+    """Guards against drafts that pay and are left out for thousands of rounds, because the machine was busy in one, or
+    because nobody asked anything before it: vLLM's steps are timed from one to the next."""
+    rates, option, sizes = RoundRates(), TimedOption(), TreeSizes(8)
+    drafted(rates, 500, 4, 2.0, 12.0)
+    assert rates.drafts(4)
+    rates.advance(4, True)
+    rates.learn(4, 8, pause_ms)
+    assert sum(drafted(rates, 500, 4, 2.0, 12.0)) > 450
+    assert all(used(option, 100, 1, 4.0, 10.0))
+    option.learn((1,), (4.0,), pause_ms)
+    assert all(used(option, 100, 1, 4.0, 10.0))
+    sized(sizes, accepted=3, rounds=100, drafting_ms=1.0)
+    sizes.learn([3, 3], [(3, range(1, 4))] * 2, pause_ms)
+    assert sized(sizes, accepted=3, rounds=1, drafting_ms=1.0) == [[3, 3]]
+
+
 def test_other_numbers_of_requests_are_interpolated() -> None:
     """Guards against drafts at 9 to 15 requests that are compared with rounds of 16, which take longer."""
     rates = RoundRates()
