@@ -58,7 +58,7 @@ class TimedOption:
         self._gains, self._ms, self._learned = Averages(), Averages(most=SLOWEST), 0
         self._exploration = Exploration(self._BETWEEN, trial, most=self._MOST_BETWEEN)
         self._paid: dict[int, bool] = {}
-        self._is_running = True
+        self._is_running = False  # the first time includes what is allocated and compiled
 
     def pays(self, kinds: Sequence[int], rate: float) -> bool:
         """Whether the option is expected to pay for its time."""

@@ -161,6 +161,14 @@ def test_catching_up_is_not_the_cost_of_an_option() -> None:
     assert not option.pays((0,), 0.1)
 
 
+def test_the_first_time_is_not_the_cost_of_an_option() -> None:
+    """Guards against what is allocated or compiled for the first draft of a process, behind which its answer had hardly
+    any drafts for hundreds of rounds."""
+    option = TimedOption()
+    option.learn((0,), (0.7,), 2000.0)
+    assert all(used(option, 100, 0, 0.7, 2.0))
+
+
 def test_the_last_request_of_a_batch_drafts_as_one_alone() -> None:
     """Guards against drafts that take too long for sixteen, and are thought to take as long for the one that is left;
     and against the round that catches up, which is the first in which they are timed."""
