@@ -40,8 +40,9 @@ class Exploration:
         self._rounds[key] = rounds
 
     def reset(self, key: Hashable = None) -> None:
-        """Note that the estimates advise something else than before: pauses start short again."""
+        """Note that the estimates advise something else than before: a short pause begins."""
         self._pauses.pop(key, None)
+        self._rounds[key] = 0  # a trial of what was advised against has become the rule, and must not go on
 
 
 class TimedOption:

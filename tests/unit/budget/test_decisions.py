@@ -79,6 +79,14 @@ def test_trials_that_change_nothing_become_rare() -> None:
         if number == 19:
             exploration.reset()
     assert found == "..X....X.....X.....X..X."
+    for rounds in (1, 4, 6):  # in a pause that has become long, and in a trial
+        exploration, found = Exploration(3, length=2, first=0, most=5), ""
+        for number in range(14 + rounds):
+            found += "X" if exploration.is_due() else "."
+            exploration.advance()
+            if number == rounds + 1:
+                exploration.reset()
+        assert found[rounds + 2 :] == "...XX.....XX", "as long as the first one, and then a whole trial"
 
 
 def used(option: TimedOption, rounds: int, kind: int, gain: float, ms: float) -> list[bool]:
@@ -109,14 +117,17 @@ def test_an_option_that_does_not_pay_is_left_out_and_tried_again(trial: int, mos
     assert option.pays((0,), 0.2), "as the nearest kind that was seen"
 
 
-def test_an_option_that_paid_again_is_soon_tried_again() -> None:
-    """Guards against pauses as long as after many failed trials, once a text has changed and changed back."""
-    option = TimedOption()
+@pytest.mark.parametrize("trial", [1, 6])
+def test_an_option_that_paid_again_is_soon_tried_again(trial: int) -> None:
+    """Guards against pauses as long as after many failed trials, once a text has changed and changed back; and against
+    trials that are cut short."""
+    option = TimedOption(trial)
     used(option, 300, 1, 0.2, 10.0)
     used(option, 300, 1, 4.0, 10.0)
     found = used(option, 120, 1, 0.2, 10.0)
     stopped = found.index(False)
     assert found[stopped:].index(True) == TimedOption._BETWEEN
+    assert found[stopped + TimedOption._BETWEEN :].index(False) == trial
 
 
 def test_an_option_does_not_alternate() -> None:
