@@ -277,7 +277,8 @@ class UnionProposer(Nested):
         started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
             if state.grown is not None:
-                state.learn(len(observation.verdict.path) - 1)
+                own = len(observation.tree) - observation.tree.forced  # a grammar's tokens were not promised
+                state.learn(sum(0 < node < own for node in observation.verdict.path))
                 lessons.append(_lesson(state.acceptance, state.grown, state.order, observation))
         self.grower.learn(lessons)
         self._learning_ms = (perf_counter() - started) * 1e3

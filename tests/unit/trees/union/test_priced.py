@@ -176,6 +176,21 @@ def test_promises_that_are_not_kept_count_less() -> None:
     assert fresh.kept == 1
 
 
+def test_what_a_grammar_forces_keeps_no_promise() -> None:
+    """Guards against a text in which all that is drafted is wrong, and which is trusted because a grammar forces more
+    tokens than were promised."""
+    union = made(toy_draft(), PRICED)
+    states, requests = [union.open(slot) for slot in range(2)], priced(FREE)[:1] * 2
+    for _ in range(5):
+        trees = union.propose(states, requests)
+        size = len(trees[1])
+        trees[1] = trees[1].with_forced([9, 10, 11], [0, size, size + 1])
+        paths = (0,), (0, size, size + 1, size + 2)
+        seen = zip(trees, paths, strict=True)
+        union.observe(states, [Observation(tree, Verdict(path, 3), outputs_of(len(tree))) for tree, path in seen])
+    assert states[0].kept == states[1].kept < 0.9
+
+
 def test_a_round_without_trees_asks_nobody() -> None:
     """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
     base = Told(toy_draft())
