@@ -15,6 +15,7 @@ from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.methods.catalog import MethodLike, MethodSpec, methods, parse_method
 from outpace.methods.stores import DrafterStore, stored_proposer
+from outpace.methods.union import OutpaceOptions
 from outpace.models.costs_file import identity
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
@@ -164,7 +165,7 @@ def _origin(spec: MethodSpec, drafters: DrafterStore) -> str:
     found, used = drafters.shipment, []
     if drafters.named_kind is None and spec.drafter in found.drafters:
         used.append(f"{found.target}/{spec.drafter}")
-    if found.transitions is not None:
+    if found.transitions is not None and isinstance(spec.options, OutpaceOptions):  # other methods begin with none
         used.append(f"the transitions of {found.target}")
     return f"the default, with {' and '.join(used)}, which ship" if used else "the default"
 

@@ -28,7 +28,7 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from tests.unit.api.shipment import KINDS, describe, install, load, ship
 from tests.unit.drafters.source.learned import PROMPTS, random_net
-from tests.unit.methods.test_presets import OURS
+from tests.unit.methods.test_presets import OURS, write_drafter
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, write_tiny_gguf
 
 ROOT = Path(__file__).parents[3]
@@ -118,6 +118,8 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
         assert learned.rows().pairs.tolist() == [[4, 5], [5, 6]]
         assert load("tiny", "outpace:draft=none").method_from == "named"
         assert model.method_from.endswith("the transitions of tiny, which ship")
+        heads = load("tiny", drafter=str(write_drafter("medusa", Path.cwd() / "heads")))
+        assert (heads.method_name, heads.method_from) == ("medusa", "the default"), "which begins with none"
     finally:
         rmtree(file.parent)
 
