@@ -415,11 +415,12 @@ def proposed(proposer: Proposer, states: Sequence[Any], requests: Sequence[Draft
 
 def check_sizes(proposer: Proposer, trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> None:
     """Raise MethodError for trees that are larger or deeper than requests allow."""
-    # A proposer may move slots between its requests, within the sum of their budgets.
+    # A proposer may move slots between its requests, within the sum of their budgets and the room of a slot.
     is_over = sum(len(tree) - 1 for tree in trees) > sum(request.budget for request in requests)
     for tree, request in zip(trees, requests, strict=True):
         nodes, depth = len(tree) - 1, tree.topology.max_depth
-        if (is_over and nodes > request.budget) or depth > request.max_depth:
+        most = request.budget if is_over else MAX_TREE_NODES - 1
+        if nodes > most or depth > request.max_depth:
             raise MethodError(
                 f"method {type(proposer).__name__}: proposed {nodes} nodes of depth {depth}; the budget is "
                 f"{request.budget} nodes of depth {request.max_depth}: propose at most request.budget nodes, none "

@@ -10,7 +10,7 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import BaseProposer, DraftRequest, Needs
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import MAX_TREE_NODES, DraftTree, Topology
 from outpace.lib.errors import InvalidRequest, MethodError
 from outpace.testing import OracleDrafter, decode
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
@@ -177,6 +177,26 @@ def test_slots_may_move_between_requests_of_a_proposer(budget: int, is_fine: boo
             engine.step()
         assert [session.metrics.drafted for session in sessions] == [0, 4 * sessions[1].metrics.steps]
         assert sessions[1].generated == distinct_answer(20)[: len(sessions[1].generated)]
+
+
+class Hoarding(OracleDrafter):
+    """Gives the slots of all requests to the first one."""
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        first, *others = [chain(request) for request in requests]
+        wide = [first.tokens, torch.zeros(MAX_TREE_NODES, dtype=torch.int64)]
+        return [DraftTree(torch.cat(wide), Topology.of([-1] + [0] * MAX_TREE_NODES)), *others]
+
+
+def test_a_tree_of_more_rows_than_a_slot_has_room_for_is_refused() -> None:
+    """Guards against an assertion deep in a pass near the end of a context, which ends the round for all requests."""
+    engine, proposer = toy_engine(), Hoarding([])
+    params = SamplingParams(max_new_tokens=20)
+    sessions = [session for _ in range(2) for session in engine.add(PROMPT, params, proposer, MAX_TREE_NODES - 1)]
+    engine.step()
+    assert all(session.generated for session in sessions)
+    with pytest.raises(MethodError, match=f"proposed {MAX_TREE_NODES} nodes of depth 1; the budget is 511 nodes"):
+        engine.step()
 
 
 def test_a_requests_budget_replaces_the_proposers() -> None:
