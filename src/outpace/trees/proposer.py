@@ -77,7 +77,7 @@ class EmptyDraft(BaseProposer):
         return [DraftTree.chain(tokens) for tokens in pending.split(1)]
 
 
-class StaticProposer(BaseProposer):
+class StaticProposer(Nested):
     """Expands a source level by level under a shape that is fixed before any token is known.
 
     On a GPU the host reads no draft, except the path of requests whose options depend on it. On a CPU, where a read is
@@ -86,6 +86,8 @@ class StaticProposer(BaseProposer):
     Args:
         leaves_room: a retriever adds chosen nodes to the trees, so that none may be drawn.
     """
+
+    parts: ClassVar = {"of_source": "source"}
 
     def __init__(
         self,
@@ -100,23 +102,9 @@ class StaticProposer(BaseProposer):
         self.needs = source.needs
         self._device, self._draws = device, not leaves_room
 
-    def open(self, slot: int, alone: bool = False) -> Any:
-        return self.source.open(slot, alone)
-
-    def can_fork(self, own: bool) -> bool:
-        return self.source.can_fork(own)
-
-    def fork(self, state: Any, slot: int, length: int) -> Any:
-        return self.source.fork(state, slot, length)
-
-    def rewind(self, state: Any, length: int) -> None:
-        self.source.rewind(state, length)
-
-    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
-        self.source.prefill(states, chunks)
-
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        limits = self.source.begin(states, requests)
+        sources = [state.of_source for state in states]
+        limits = self.source.begin(sources, requests)
         plans = [
             self.shape.plan(request.budget, max(limit, 0)) for request, limit in zip(requests, limits, strict=True)
         ]
@@ -143,7 +131,7 @@ class StaticProposer(BaseProposer):
                 before=torch.cat([before[index] for index in growing]),
                 draws=self._draws,
             )
-            found = self.source.expand(states, frontier, max(plans[index].width for index in growing))
+            found = self.source.expand(sources, frontier, max(plans[index].width for index in growing))
             for index, tokens in zip(growing, found.tokens.split(sizes), strict=True):
                 passes[index] += found.passes
                 starts[index], first = owners.index(index), sum(len(level) for level in trees[index][:-1])
@@ -169,12 +157,6 @@ class StaticProposer(BaseProposer):
             )
             for tokens, plan, own, count in zip(trees, plans, distributions, passes, strict=True)
         ]
-
-    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
-        self.source.observe(states, observations)
-
-    def reset(self) -> None:
-        self.source.reset()
 
 
 def _first(topology: Topology, count: int) -> Topology:

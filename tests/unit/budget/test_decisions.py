@@ -5,16 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from outpace.budget.costs import PassTimes
 from outpace.budget.decisions import AcceptanceTable, Exploration, RoundRates, TimedOption, TreeSizes
-from outpace.trees.proposer import StaticProposer
-from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
-from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.engine.test_sizing import V
 
-PROPOSER = StaticProposer(TokenRecycling(TransitionMatrix(V, torch.device("cpu"))), Chain(), 4, torch.device("cpu"))
 TIMES = PassTimes(tuple(10 + 0.5 * node for node in range(17)))
 
 

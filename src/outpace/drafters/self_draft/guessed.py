@@ -132,7 +132,7 @@ class ModelGuesser(StaticProposer):
         ahead = [replace(request, stream=stream) for request, stream in zip(requests, streams, strict=True)]
         trees = self.propose(states, ahead)
         for state, request in zip(states, requests, strict=True):
-            self._model.rewind_slot(state.slot, len(request.ids))
+            self._model.rewind_slot(state.of_source.slot, len(request.ids))
         return [Retrieved(tree.tokens, tree.topology) for tree in trees]
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:

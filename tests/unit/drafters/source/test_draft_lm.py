@@ -124,7 +124,7 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
         prompt = PROMPTS[1]
         with model.stream(prompt, method=method, max_new_tokens=40) as stream:
             emitted = [token for _ in range(9) for token in next(stream).tokens]
-            slot = stream._session.state.of_source.slot if "linear" not in method else stream._session.state.slot
+            slot = stream._session.state.of_source.slot
             length = draft.length(slot)
             assert length >= len(prompt) + len(emitted) - 2, "at most a leaf and the pending token are missing"
             fresh = (slot + 1) % model.target.max_slots
@@ -145,10 +145,10 @@ def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
     logits = torch.zeros(4, 8)
     outputs = NodeOutputs(logits, *reversed(logits.topk(8)))
     proposer.observe([state], [Observation(tree, Verdict((0, 1), 5), outputs)])
-    rows = source.model.length(state.slot)
+    rows = source.model.length(state.of_source.slot)
     assert rows == len(ids) + 1
     proposer.observe([state], [Observation(tree, Verdict((0, 1, 2), 5), outputs)])
-    assert source.model.length(state.slot) == rows
+    assert source.model.length(state.of_source.slot) == rows
 
 
 def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:

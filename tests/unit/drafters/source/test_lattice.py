@@ -156,8 +156,8 @@ def test_rejection_draws_from_the_candidates() -> None:
     target = tiny_target(tiny_config("llama"))
     source, ids = source_of("lattice", target), PROMPTS[0]
     request = draft_request(ids, 5, 5, 3, temperature=1.0, verification="rejection")
-    proposer = proposer_of("chain", source)
-    (tree,) = proposer.propose([prefilled(source, target, 0, ids)], [request])
+    proposer: Any = proposer_of("chain", source)
+    (tree,) = proposer.propose([proposer.made(False, of_source=prefilled(source, target, 0, ids))], [request])
     assert tree.draft_probs is not None
     assert set(tree.draft_probs) == set(range(5))
     for node, distribution in tree.draft_probs.items():

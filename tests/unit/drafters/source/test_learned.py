@@ -73,8 +73,7 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: 
     assert not is_led or session.metrics.accepted >= 30
     assert session.finish_reason is None
     ids, found = list(session.ids), []
-    old = session.state if is_led else session.state.of_source
-    for state in (old, prefilled(source, target, 1, ids)):
+    for state in (session.state.of_source, prefilled(source, target, 1, ids)):
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
         below = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)

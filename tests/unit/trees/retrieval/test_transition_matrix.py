@@ -113,13 +113,14 @@ def test_private_matrices_learn_from_their_own_request_and_are_forgotten() -> No
     states = [proposer.open(0), proposer.open(1)]
     chunks = [PromptChunk(torch.tensor([token]), _rows(first)) for token, first in ((5, 1), (6, 2))]
     proposer.prefill(states, chunks)
-    assert [matrix.rows()[0].tolist() for matrix in states] == [[5], [6]]
-    assert not proposer.open(0).successors.any()
-    assert states[0].nbytes == states[0].successors.numel() * 8 == VOCAB * 64
+    matrices = [state.of_source for state in states]
+    assert [matrix.rows()[0].tolist() for matrix in matrices] == [[5], [6]]
+    assert not proposer.open(0).of_source.successors.any()
+    assert matrices[0].nbytes == matrices[0].successors.numel() * 8 == VOCAB * 64
     shared = _recycle()
     together = [shared.open(0), shared.open(1)]
     shared.prefill(together, chunks)
-    assert together[0] is together[1] is matrix_of(shared)
+    assert together[0].of_source is together[1].of_source is matrix_of(shared)
     assert _kept(shared).rows()[0].tolist() == [5, 6]
 
 
@@ -139,10 +140,10 @@ def test_what_was_saved_is_loaded_and_returned_to(tmp_path: Path) -> None:
     proposer.reset()
     assert torch.equal(loaded.successors, matrix.successors)
     private = _recycle(f",warm={file},matrix=private")
-    own = private.open(0)
+    own = private.open(0).of_source
     assert torch.equal(own.successors, matrix.successors)
     own.update(torch.tensor([3]), _rows(2))
-    assert torch.equal(private.open(0).successors, matrix.successors)
+    assert torch.equal(private.open(0).of_source.successors, matrix.successors)
     with pytest.raises(ModelError, match="made for 12 ids, and the target has 13"):
         load_matrix(file, 13, CPU)
     empty = tmp_path / "empty.safetensors"
@@ -176,7 +177,7 @@ def test_trees_follow_the_matrix() -> None:
     matrix.successors = torch.randint(0, 200, (200, SUCCESSORS), generator=torch.Generator().manual_seed(0))
     proposer = StaticProposer(TokenRecycling(matrix), RecyclingTemplate(), 80, CPU)
     requests = [draft_request([17], 80, 9), draft_request([99, 5], 13, 3), draft_request([1], 0, 9)]
-    trees = proposer.propose([matrix] * 3, requests)
+    trees = proposer.propose([proposer.open(slot) for slot in range(3)], requests)
     assert [len(tree) - 1 for tree in trees] == [80, 13, 0]
     assert trees[1].topology.max_depth <= 3
     for tree, request in zip(trees, requests, strict=True):
