@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from math import inf
 from random import Random
@@ -21,6 +21,7 @@ from outpace.lib.errors import InvalidRequest, ModelError
 
 WHOLE_SERVER = "server"  # what a server of others does is one method
 LOADS_PER_GROUP = 4  # prompts per request in flight: a group's start and end weigh little
+WARM_UP_TEXT = "Hello."  # of no prompt that is measured: a server's prefix cache would then have it
 
 
 Asked = tuple[str, Mapping[str, Any]]
@@ -114,8 +115,9 @@ class EndpointRun:
 
     def _warm_up(self) -> None:
         """A short answer by each method, and the warm prompts' whole ones, turn by turn."""
+        hello = replace(self.plan.items[0], turns=(WARM_UP_TEXT,))
         for method in self.methods:
-            path, body = self._request(self.plan.items[0], 0, [], method)
+            path, body = self._request(hello, 0, [], method)
             under_load(self._endpoint, [(path, {**body, "max_tokens": WARM_UP_TOKENS})], 1)
             for item in self.plan.warm_items:
                 answers: list[str] = []

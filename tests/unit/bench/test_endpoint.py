@@ -284,6 +284,18 @@ def test_what_cannot_be_measured_is_refused(options: dict[str, Any], said: str) 
         measured(honest(), THEIRS, **options)
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_the_warm_up_asks_nothing_that_is_measured(place: int) -> None:
+    """Guards against a first prompt, of low levels the only one, that a server has in its prefix cache before it is
+    timed; and against a warm-up by chat where prompts are raw."""
+    plan = EndpointPlan(ITEMS[place : place + 1], PARAMS, (1,), ("lookup",), check=False)
+    with serving(honest()) as seen, Endpoint(seen.url) as endpoint:
+        list(EndpointRun(endpoint, OURS, plan, MACHINE).groups())
+    asked = [body.get("prompt") or body["messages"][-1]["content"] for body in seen.bodies]
+    assert asked == ["Hello."] * 2 + [ITEMS[place].turns[0]] * 2
+    assert all(("prompt" in body) == ITEMS[place].raw for body in seen.bodies)
+
+
 def test_warm_prompts_are_asked_and_not_measured() -> None:
     """Guards against warm prompts in the figures."""
     warm = (WorkItem("warm", "d", ("Warm?", "Warmer?")),)
