@@ -119,6 +119,7 @@ class RunnerProcess:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         if not ready:
+            self._signal(signal.SIGKILL)  # its late answer would be taken for that to the next request
             raise PeerMissing(f"{self._name}: silent for {seconds:.0f} s: {self._last_words()}")
         line = self._process.stdout.readline()
         if not line:

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-from benchmarks.peers import environments
+from benchmarks.peers import environments, processes
 from benchmarks.peers.contenders import OURS, PEERS, Peer, Service, named_peers
 from benchmarks.peers.environments import PeerMissing, prepare
 from benchmarks.peers.figures import markdown, rows
@@ -205,6 +205,17 @@ def test_a_peer_that_does_not_load_says_why(fakes: Fakes) -> None:
     """Guards against an empty place in the table with no reason, or with its first line alone."""
     with pytest.raises(PeerMissing, match="runner: ended: RuntimeError: no such model in this folder"):
         fakes.process("broken")
+
+
+def test_a_late_answer_is_nobodys(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the answer of a method that was given up, recorded for another one of its process."""
+    process = fakes.process()
+    monkeypatch.setattr(processes, "ANSWER_S", 0.1)
+    with pytest.raises(PeerMissing, match="runner: silent for 0 s"):
+        process.ask("plain", [4, 1], 200)  # of 2 ms each
+    monkeypatch.setattr(processes, "ANSWER_S", 20.0)
+    with pytest.raises(PeerMissing, match="runner: ended"):
+        process.ask("drafts", [9, 1], 2)
 
 
 def test_our_own_failure_ends_the_race(fakes: Fakes) -> None:
