@@ -153,6 +153,7 @@ def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
 CONFIG = ("--speculative-config", NGRAM)
 UNUSED = ("--drafter", "early-exit:1")
+SERVER = ("--endpoint", "http://127.0.0.1:1")
 NOT_USED = "drafter='early-exit:1': it would not be used, for "
 REMEDY = "leave it out, or choose a method that drafts with one"
 
@@ -193,6 +194,9 @@ REMEDY = "leave it out, or choose a method that drafts with one"
         (("bench", "-w", "builtin:1", "--methods", "lookup,transformers", *UNUSED), NOT_USED),
         (("bench", "-w", "builtin:1", "--methods", "transformers", *UNUSED), NOT_USED),
         (("warmup", "-w", "builtin:1", "--out", "x", *UNUSED), NOT_USED),
+        (("verify", "-w", "builtin:1", "--method", "plain,transformers"), "'transformers' is stock generate"),
+        (("tune", "--methods", "lookup,transformers"), "'transformers' is stock generate"),
+        (("bench", "-w", "builtin:1", "--methods", "transformers", *SERVER), "'transformers' is stock generate"),
     ],
 )  # fmt: skip
 def test_bad_input(

@@ -265,18 +265,24 @@ class BenchRun:
         return self._reference(model).generate(prompt, params, model.target.eos_token_ids).token_ids
 
 
-def split_methods(text: str) -> tuple[str, ...]:
-    """Split "lookup,recycle:budget=8,shape=chain" into methods with their options."""
+def split_methods(text: str, has_stock: bool = False) -> tuple[str, ...]:
+    """Split "lookup,recycle:budget=8,shape=chain" into methods with their options. `has_stock`: "transformers", which
+    is stock `generate` and no method, may be among them."""
     methods: list[str] = []
-    for part in filter(None, text.split(",")):
+    for part in filter(None, map(str.strip, text.split(","))):
         is_option = "=" in part and ":" not in part and methods
         if is_option:  # the second and later options of the method before
             methods[-1] += "," + part
         else:
-            methods.append(part.strip())
+            methods.append(part)
     for method in methods:
         if method != TRANSFORMERS:
             parse_method(method)
+        elif not has_stock:
+            raise InvalidRequest(
+                f"methods={text!r}: '{TRANSFORMERS}' is stock generate, which `outpace bench MODEL` measures; leave it "
+                "out here"
+            )
     if len(set(methods)) != len(methods):
         raise InvalidRequest(f"methods={text!r}: a method is named twice")
     return tuple(methods)
