@@ -43,8 +43,8 @@ def write_gguf(
         eos: id that ends an answer.
 
     Raises:
-        InvalidRequest: an architecture that this file does not write, weights that F16 cannot hold, or rows that blocks
-            cannot divide.
+        InvalidRequest: an architecture that this file does not write, matrices that F16 cannot hold, or rows that
+            blocks cannot divide.
     """
     if config.model_type not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -82,7 +82,7 @@ def _in_order(name: str, weight: Tensor, config: Any) -> Tensor:
 
 def _add_tensor(writer: GGUFWriter, name: str, weight: Tensor, precision: str) -> None:
     kind = FORMATS[precision][0] if weight.ndim == 2 else GGMLQuantizationType.F32
-    if precision == "F16" and not torch.equal(weight.to(torch.float16).to(weight.dtype), weight):
+    if kind == GGMLQuantizationType.F16 and not torch.equal(weight.to(torch.float16).to(weight.dtype), weight):
         raise InvalidRequest(f"precision='F16': it would change {name}; use BF16 or F32")
     if precision in _BLOCKED and weight.ndim == 2 and weight.shape[1] % _BLOCK:
         raise InvalidRequest(

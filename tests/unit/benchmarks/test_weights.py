@@ -102,6 +102,16 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
         export_gguf(other, "BF16")
 
 
+def test_vectors_are_whole_in_sixteen_bits(tmp_path: Path) -> None:
+    """Guards against a peer that is missing for want of a format which the file does not use: vectors are float32."""
+    folder = _exported(tmp_path)
+    tensors = {name: one.half().bfloat16() for name, one in load_file(folder / "model.safetensors").items()}
+    tensors["model.norm.weight"].fill_(1e-9)  # which is 0 as a float16
+    save_file(tensors, folder / "model.safetensors")
+    found = _read_back(export_gguf(folder, "F16"))
+    assert all(torch.equal(found[name], weight.float()) for name, weight in tensors.items())
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_draft_model_without_an_embedding_gets_the_targets(is_tied: bool, tmp_path: Path) -> None:
     """Guards against an assistant that stock transformers fills with random embeddings."""
