@@ -1,0 +1,11 @@
+"""`scripts/prefix_sharing.py`: what it says that it asks."""
+
+from importlib import import_module
+
+from outpace.data.workload import read_workload
+
+
+def test_as_many_at_once_as_are_said() -> None:
+    """Guards against fewer chats than the table names: slices of the builtin prompts end where these do."""
+    script = import_module("scripts.prefix_sharing")
+    assert len(read_workload("builtin")) >= script.AT_ONCE
