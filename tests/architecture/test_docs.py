@@ -1,5 +1,6 @@
 """The documents: their tables, figures and paths."""
 
+import ast
 import json
 import re
 from importlib import import_module
@@ -79,6 +80,18 @@ def test_paths_in_the_documents_exist() -> None:
             if not list(ROOT.glob(pattern)):
                 missing.append(f"{page.name}: {path}")
     assert not missing
+
+
+def test_commands_in_the_documents_give_what_scripts_require() -> None:
+    """Guards against a measurement that cannot be repeated: its command ends with what it lacks."""
+    lacking = []
+    for page in PAGES:
+        for script, given in re.findall(r"python (scripts/\w+\.py)([^`]*)`", page.read_text()):
+            for call in ast.walk(ast.parse((ROOT / script).read_text())):
+                if isinstance(call, ast.Call) and any(one.arg == "required" for one in call.keywords):
+                    flags = {str(one.value) for one in call.args if isinstance(one, ast.Constant)}
+                    lacking += [] if flags & set(given.split()) else [f"{page.name}: {script} {' or '.join(flags)}"]
+    assert not lacking
 
 
 def test_the_documents_stay_short() -> None:
