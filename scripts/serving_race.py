@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -104,7 +105,7 @@ def loads(options: argparse.Namespace) -> list[Row]:
         count = max(level, 8)
         own, items = items[:count], items[count:] + items[:count]
         path = options.out / f"{name.replace(' ', '_')}.jsonl"
-        lines = [{"id": f"{item.dataset}-{item.id}", "dataset": item.dataset, "turns": item.turns} for item in own]
+        lines = [asdict(item) | {"id": f"{item.dataset}-{item.id}"} for item in own]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         found.append({"name": name, "most": level, "share": share, "rate": None, "prompts": path})
     return found
