@@ -20,8 +20,11 @@ _ELSEWHERE = "vLLM runs draft models itself: speculative_config={'method': 'draf
 REFUSED = {
     "plain": "it drafts nothing; leave speculative_config out",
     "lookahead": "it learns from a window of nodes that no chain can hold; vLLM verifies chains only",
+    **dict.fromkeys(
+        ("self", "magicdec", "triforce", "tokenswift"), "it drafts with the target itself, whose passes are vLLM's"
+    ),
 }
-"""Methods without a linear form, and why."""
+"""Methods that cannot draft there, and why."""
 
 
 class ProposerSettings(BaseModel):

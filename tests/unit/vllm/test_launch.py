@@ -153,6 +153,7 @@ def test_methods_in_vllms_words(
         (["--tensor-parallel-size", "2", "--method", "plain", "--", "-tp=1"], "--tensor-parallel-size: stands among"),
         (["--nnodes", "2", "--node-rank", "1", "--master-addr", "x", "--", "-r0"], "--node-rank: stands among"),
         (["--method", "lookahead"], "lookahead"),
+        (["--method", "magicdec:keep=256"], "cannot draft inside vLLM: it drafts with the target itself"),
         (["--drafter", DOMINO, "--tensor-parallel-size", "3"], "tensor_parallel_size=3: the drafter's intermediate_si"),
         (["--method", "recycle", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2: this method needs"),
         (["--method", "domino"], "needs a drafter of kind domino: name it with --drafter"),

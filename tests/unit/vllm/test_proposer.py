@@ -36,6 +36,7 @@ def config(settings: Any = None, **parallel: int) -> Any:
     ("settings", "said"),
     [
         ({"method": "lookahead"}, "chains only"),
+        ({"method": "triforce"}, "it drafts with the target itself"),
         ({"method": "plain"}, "leave speculative_config out"),
         ({"method": "linear"}, "'draft_model'"),
         ({"method": "outpace:draft=linear"}, "'draft_model'"),
