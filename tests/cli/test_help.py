@@ -58,6 +58,13 @@ def test_help_has_no_types_of_python(name: str) -> None:
         assert bool(one.metavar) == takes_value, f"{name}: {one.name}: cli/command.py has no word for its value"
 
 
+def test_help_has_the_defaults_that_hold() -> None:
+    """Guards against the help of an option that two commands share, where one of them has another default."""
+    for name, command in commands().items():
+        for one in command.params:
+            assert "by default all" not in (one.help or "") or one.default is None, f"{name}: {one.name}"
+
+
 def option_lists() -> dict[str, type[BaseModel]]:
     """Everything that `outpace methods` lists options of, by name."""
     found: dict[str, type[BaseModel]] = {}

@@ -11,7 +11,6 @@ from outpace import __version__
 from outpace.cli.from_settings import from_settings, options
 from outpace.cli.options import (
     AsJson,
-    MaxTurns,
     console,
     load_for,
     loading_options,
@@ -49,7 +48,7 @@ def tune(
     methods: Annotated[
         str | None, methods_option("Comma-separated candidates; by default the usual ones for the drafters available.")
     ] = None,
-    max_turns: MaxTurns = 1,
+    max_turns: Annotated[int, typer.Option(metavar="TURNS", help="Turns per conversation.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what was found and write nothing.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Delete the profile instead of making one.")] = False,
     as_json: AsJson = False,
