@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -31,10 +31,25 @@ def _waits(connection: Any) -> bool:
     return bool(connection.transport.is_closing() or cycle is None or cycle.response_complete)
 
 
+class LogStream:
+    """Where the log is written. Lines are lost where its pipe was closed or its disk is full: who logs, such as the
+    engine's thread and the drain, goes on."""
+
+    def __init__(self) -> None:
+        self._file = sys.stderr
+
+    def info(self, line: str) -> None:
+        """Write a line."""
+        with suppress(OSError):
+            print(f"{line}\n", end="", file=self._file, flush=True)
+
+    error = info
+
+
 def new_log() -> Any:
     """A logger that writes a JSON object a line to standard error."""
     return structlog.wrap_logger(
-        structlog.WriteLogger(sys.stderr),
+        LogStream(),
         processors=[
             structlog.processors.TimeStamper("iso", utc=True),
             structlog.processors.add_log_level,

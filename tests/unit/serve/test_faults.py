@@ -1,6 +1,9 @@
 """Exceptions out of the engine: those whose fault it is get a 500, the others their answers, and nothing hangs."""
 
+import errno
+import io
 import json
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,7 @@ from outpace.api import Model
 from outpace.core.protocols import BaseProposer, DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method
+from outpace.serve.run import new_log
 from tests.unit.serve.served import serving, tiny_model
 from tests.unit.serve.test_limits import wait_until
 from tests.unit.serve.test_refusals import CHAT, error_of
@@ -95,3 +99,18 @@ def test_an_unforeseen_fault_of_the_server(model: Model, monkeypatch: pytest.Mon
         assert [line["status"] for line in told if line["event"] == "request"] == [500]
         assert one.chat().choices[0].message.content
         one.assert_idle()
+
+
+class Closed(io.StringIO):
+    """A pipe whose reader has ended, as in `outpace serve MODEL 2>&1 | grep -m1 ready`."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_log_that_nobody_reads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that SIGTERM does not end, and an engine that the first fault ends, since they log."""
+    monkeypatch.setattr(sys, "stderr", Closed())
+    log = new_log()
+    log.info("draining")
+    log.error("engine_fault", error="x", exc_info=RuntimeError("x"))
