@@ -97,9 +97,18 @@ def test_model_is_the_first_argument_or_an_option(line: list[str]) -> None:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(("typed", "wanted"), [("--method loo", "lookup"), ("smollm2", "smollm2-135m")])
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("--method loo", "lookup"),
+        ("smollm2", "smollm2-135m"),
+        ("--model smollm2", "smollm2-135m"),
+        ("Hi -m smollm2", "smollm2-135m"),
+    ],
+)
 def test_shell_completion(typed: str, wanted: str) -> None:
-    """Guards against a shell that completes neither names of methods nor those of built-in models."""
+    """Guards against a shell that completes neither names of methods nor those of built-in models, or gets a traceback
+    behind `--model`."""
     line = f"outpace chat {typed}"
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_OUTPACE_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv[0] = 'outpace'; from outpace.cli import app; app()"]

@@ -43,6 +43,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(one.name == "model" and one.param_type_name == "argument" for one in self.params):
+            if ctx.resilient_parsing and args and args[-1] in ALIASES:
+                args = []  # a shell completes its value: as that of the first argument
             args = self._with_model_first(args)
         return super().parse_args(ctx, args)
 
