@@ -55,11 +55,11 @@ class AnswerStream:
         Raises:
             ModelError: no stream of the API's chunks, one that breaks off, or an error of the server in it.
         """
-        if "text/event-stream" not in self._response.headers.get("Content-Type", ""):
-            self._response.read()
-            kind, text = self._response.headers.get("Content-Type"), self._response.text[:300]
-            raise ModelError(f"endpoint={self._url!r}: no OpenAI-compatible stream, but {kind}: {text}")
         try:
+            if "text/event-stream" not in self._response.headers.get("Content-Type", ""):
+                self._response.read()
+                kind, text = self._response.headers.get("Content-Type"), self._response.text[:300]
+                raise ModelError(f"endpoint={self._url!r}: no OpenAI-compatible stream, but {kind}: {text}")
             for data in events(self._response.iter_bytes()):
                 if data == DONE:
                     break
@@ -212,7 +212,7 @@ class Endpoint:
         response, _ = self._send(method, url, body)
         try:
             response.read()
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # also bytes that are not what headers say
             raise ServerAway(f"endpoint={self.url!r}: the answer broke off: {_reason(error)}") from error
         finally:
             response.close()
@@ -220,10 +220,11 @@ class Endpoint:
 
     def _send(self, method: str, url: str, body: Body | None) -> tuple[httpx.Response, int]:
         """An open response of status 200, and how many times the server was busy."""
+        request = self._request(method, url, body)
         for attempt in range(ATTEMPTS):
             pause, caught = FIRST_PAUSE_S * 2**attempt, None
             try:
-                response = self._client.send(self._client.build_request(method, url, json=body), stream=True)
+                response = self._client.send(request, stream=True)
             except httpx.TransportError as error:
                 if not self._patient:
                     text = f"no server answers ({_reason(error)}); is the server running, and are host and port right?"
@@ -240,6 +241,16 @@ class Endpoint:
                 sleep(min(pause, LONGEST_PAUSE_S))
         raise ServerAway(f"endpoint={self.url!r}: {text}, {ATTEMPTS} times") from caught
 
+    def _request(self, method: str, url: str, body: Body | None) -> httpx.Request:
+        try:
+            return self._client.build_request(method, url, json=body)
+        except UnicodeEncodeError as error:
+            before = error.object[max(error.start - 40, 0) : error.start]
+            raise InvalidRequest(
+                f"after {before!r} comes a lone surrogate, {error.object[error.start]!r}, left over from what was no "
+                "UTF-8; give whole characters"
+            ) from error
+
     def _refusal(self, status: int, text: str) -> Exception:
         if status in REFUSALS:
             return InvalidRequest(text)
@@ -255,7 +266,7 @@ class Endpoint:
 def _base(url: str) -> str:
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, UnicodeEncodeError) as error:
         raise InvalidRequest(f"endpoint={url!r}: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidRequest(f"endpoint={url!r}: give the base of the API, as http://host:8000/v1")
@@ -272,7 +283,7 @@ def _message(response: httpx.Response) -> str:
         error = found.get("error", found.get("detail")) if isinstance(found, dict) else None
         message = error.get("message") if isinstance(error, dict) else error
         text = message if isinstance(message, str) else text
-    except (ValueError, httpx.TransportError):
+    except (ValueError, httpx.RequestError):
         pass  # no JSON: the text itself; a body that breaks off: the status alone
     finally:
         response.close()

@@ -15,6 +15,7 @@ from tests.unit.endpoint.fake import Reply, event, serving, streamed
 
 PATH = "chat/completions"
 STREAM, PAGE_OF_TEXT = {"Content-Type": "text/event-stream"}, {"Content-Type": "text/html"}
+ZIPPED = {"Content-Encoding": "gzip"}
 HALF = streamed(["He"]).pieces[:2]
 
 
@@ -51,7 +52,9 @@ def test_thoughts_are_text_too() -> None:
         (Reply([{"error": {"message": "broken"}}], 500), ModelError, "HTTP 500: broken"),
         (Reply([b"half an err"], 500, breaks_off=True), ModelError, "HTTP 500$"),
         (Reply([b"<html>hello</html>"], headers=PAGE_OF_TEXT), ModelError, "no OpenAI.*text/html.*hello"),
+        (Reply([b"no gzip"], 500, headers=ZIPPED), ModelError, "HTTP 500$"),
         (Reply([{"choices": []}]), ModelError, "no OpenAI-compatible stream, but application/json"),
+        (Reply([b'{"half'], breaks_off=True), ModelError, "broke off after 0 characters"),
         (Reply([event("nonsense")], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*nonsense"),
         (Reply([event(["a list"])], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*a list"),
         (Reply([event({"error": {"message": "out of memory"}})], headers=STREAM), ModelError, "out of memory"),
@@ -100,7 +103,26 @@ def test_nobody_there() -> None:
         _ask(seen.url)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:port/v1"])
+def test_a_whole_answer_that_is_not_what_its_headers_say() -> None:
+    """Guards against a traceback of the HTTP library at the first look at a server."""
+    with (
+        serving(lambda path, body: Reply([b"no gzip"], headers=ZIPPED)) as seen,
+        Endpoint(seen.url) as endpoint,
+        pytest.raises(ServerAway, match="the answer broke off: Error -3"),
+    ):
+        endpoint.get("outpace/methods")
+
+
+def test_half_a_character_is_refused_before_it_is_sent() -> None:
+    """Guards against a traceback for what was typed in another encoding than UTF-8, or escaped in a file of prompts."""
+    said = "'.*Caf' comes a lone surrogate, '.udce9'.*whole characters"
+    with Endpoint("http://127.0.0.1:1") as endpoint, pytest.raises(InvalidRequest, match=said):
+        endpoint.post(PATH, {"messages": [{"role": "user", "content": "Caf\udce9"}]})
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:port/v1", "http://host/\udce9"]
+)
 def test_addresses_that_are_none(url: str) -> None:
     """Guards against a request that cannot be sent, and an error of the HTTP library for it."""
     with pytest.raises(InvalidRequest, match=re.escape(f"endpoint={url!r}: ")):
