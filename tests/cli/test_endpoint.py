@@ -100,17 +100,28 @@ def test_chat_goes_on_behind_an_answer_that_broke_off() -> None:
     assert [message["content"] for message in seen.bodies[-1]["messages"]] == ["Hi", "Yes", "Three"]
 
 
+COMMAND = [sys.executable, "-c", "from outpace.cli import main; main()", "chat", "--url"]
+
+
+def test_a_character_that_the_terminal_lacks_does_not_end_the_answer() -> None:
+    """Guards against a traceback in the middle of a sentence, and a conversation that is lost."""
+    with serving(lambda path, body: streamed(["It", "\u2019s"]) if body else Reply([{}], 404)) as seen:
+        environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+        options: dict[str, Any] = {"input": "Hi\n", "env": environment, "encoding": "latin-1", "timeout": 60}
+        done = subprocess.run([*COMMAND, seen.url], capture_output=True, check=False, **options)
+    assert (done.returncode, done.stdout) == (0, "It\\u2019s\n"), done.stderr
+
+
 def test_ctrl_c_cancels_the_request_and_not_the_conversation() -> None:
     """Guards against a server that computes on for nobody: the connection is closed, and the next line is answered."""
     gate = Event()
     replies = [streamed(["Half", "of it"], gate=gate), streamed(["Yes"])]
-    command = [sys.executable, "-c", "from outpace.cli import main; main()", "chat", "--url"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with serving(lambda path, body: replies.pop(0) if body else Reply([{}], 404)) as seen:
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         # What starts the tests may ignore Ctrl-C, as jobs in the background do; a child would, too.
         pipes["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        with subprocess.Popen([*command, seen.url], text=True, env=environment, **pipes) as process:
+        with subprocess.Popen([*COMMAND, seen.url], text=True, env=environment, **pipes) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             try:

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -88,8 +89,16 @@ def _show_warnings_in_a_line() -> None:
     warnings.showwarning = show
 
 
+def _escape_what_cannot_be_written() -> None:
+    """Print characters that standard output's encoding lacks, such as 世 in Latin-1, as escapes, as standard error
+    does: they would end the answer."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point: errors made on purpose become one line and exit status 2."""
+    _escape_what_cannot_be_written()
     choose_threads()
     if sys.argv[1:3] == ["bench", "paper"]:  # `outpace bench` takes prompts, not a command: this is one of its own
         del sys.argv[1]
