@@ -137,11 +137,14 @@ class CompletionForm:
         return {
             "tokens": tokens,
             "token_logprobs": [max(one.logprob, LEAST) for one in logprobs],
-            "top_logprobs": [
-                {self._pieces.text_of(token): max(logprob, LEAST) for token, logprob in one.top} for one in logprobs
-            ],
+            "top_logprobs": [self._top(one) for one in logprobs],
             "text_offset": offsets,
         }
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        """The most likely tokens by text, and the generated one, which OpenAI and vLLM add if it is none of them."""
+        pairs = (*one.top, (one.token_id, one.logprob))
+        return {self._pieces.text_of(token): max(logprob, LEAST) for token, logprob in pairs}
 
 
 Form = ChatForm | CompletionForm

@@ -104,6 +104,18 @@ def test_log_probabilities_of_completions(served: Served) -> None:
     assert [token for part in parts for token in part.tokens] == whole.tokens
 
 
+def test_the_generated_token_is_among_the_likely_ones(served: Served) -> None:
+    """Guards against clients of completions that look a sampled token up and do not find it."""
+    with served.client(_strict_response_validation=False) as client:
+        body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "temperature": 1.5, "seed": 1, "logprobs": 1}
+        whole = client.completions.create(**body).choices[0].logprobs
+        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**body, stream=True)]
+    for token, logprob, top in zip(whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True):
+        assert (top[token], len(top) <= 2) == (logprob, True)
+    assert any(len(top) == 2 for top in whole.top_logprobs), "the likeliest alone show nothing"
+    assert [set(top) for part in parts for top in part.top_logprobs] == list(map(set, whole.top_logprobs))
+
+
 def test_every_option_reaches_the_engine(served: Served) -> None:
     """Guards against an option that is read and dropped: each answer is the engine's with the same option."""
     messages = [{"role": "user", "content": "Hi"}]
