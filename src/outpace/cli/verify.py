@@ -84,11 +84,13 @@ def verify(
                 console.print(
                     f"{case['kind'].upper()} {case['id']}, {case['method']}, batch {case['batch_size']}, temperature "
                     f"{case['temperature']:g}: turn {case['turn']}, token {case['token']}, margin {case['margin']}, "
-                    f"top-2 gap {case['top2']}, {case['note']}"
+                    f"top-2 gap {case['top2']}, {case['note']}",
+                    soft_wrap=True,
                 )
         console.print(
             f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {certified} on {loading.model} in {dtype_name}, "
             f"{loaded.exactness.kind}, batch {', '.join(map(str, batch_sizes))}: {kinds['equal']} equal, "
-            f"{kinds['ties']} ties, {kinds['bugs']} bugs of {len(cases)}"
+            f"{kinds['ties']} ties, {kinds['bugs']} bugs of {len(cases)}",
+            soft_wrap=True,
         )
     raise typer.Exit(1 if kinds["bugs"] else 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outpace.cli.from_settings import from_settings, options
-from outpace.cli.options import Workload, load, loading_options, notes, progress_bar
+from outpace.cli.options import Workload, load, loading_options, note, progress_bar
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest
@@ -86,7 +86,7 @@ def _calibration(
 
     gates = calibrated(recorder.rounds)
     if gates is None:
-        notes.print(
+        note(
             f"gates: left as the method has them; to calibrate takes {LEAST_ROUNDS} rounds of drafting, not "
             f"{len(recorder.rounds)}, and drafts of 4 levels or more"
         )
