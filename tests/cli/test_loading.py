@@ -1,11 +1,15 @@
 """How commands load their models: what they share, and what they say of it."""
 
+import io
 import json
+import sys
 import warnings
 
 import pytest
+from rich.console import Console
 
 from outpace import cli
+from outpace.cli.options import progress_bar
 from outpace.lib.errors import PerformanceWarning
 from tests.cli.runner import assert_loaded_once, run
 
@@ -45,6 +49,17 @@ def test_warnings_of_the_package_are_one_line(capsys: pytest.CaptureFixture[str]
         warnings.warn("another", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == "warning: slow: do this\n"
     assert others == ["another"]
+
+
+def test_a_terminal_that_draws_no_bars_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against hours of training without a word where TERM=dumb, as in Emacs."""
+    monkeypatch.setenv("TERM", "dumb")
+    notes = Console(file=(written := io.StringIO()), force_terminal=True, markup=False)
+    monkeypatch.setattr(sys.modules["outpace.cli.options"], "notes", notes)
+    with progress_bar("answers", 4) as advance:
+        advance(2)
+        advance(2)
+    assert [line.split(",")[0] for line in written.getvalue().splitlines()] == ["answers: 2/4", "answers: 4/4"]
 
 
 def test_a_drafter_that_one_method_uses_is_taken(folder: str) -> None:

@@ -203,10 +203,11 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Advance]:
-    """A bar on a terminal; in a log file, a line at every tenth of the way and every minute, with the time left.
-    `before`: what an earlier run has done of the total."""
+    """A bar on a terminal; in a log file, and where TERM=dumb draws none, a line at every tenth of the way and every
+    minute, with the time left. `before`: what an earlier run has done of the total."""
+    is_drawn = notes.is_terminal and not notes.is_dumb_terminal
     columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+    with Progress(*columns, console=notes, transient=True, disable=not is_drawn) as progress:
         task, done = progress.add_task(label, total=total, completed=before), before
         started = printed = monotonic()
 
@@ -217,7 +218,7 @@ def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Advance]:
             progress.advance(task, count)
             now = monotonic()
             is_tenth = done * 10 // total > (done - count) * 10 // total
-            if is_new and not notes.is_terminal and (is_tenth or now - printed >= SECONDS_BETWEEN_LINES):
+            if is_new and not is_drawn and (is_tenth or now - printed >= SECONDS_BETWEEN_LINES):
                 printed, left = now, (now - started) / (done - before) * (total - done)
                 notes.print(f"{label}: {done}/{total}, {timedelta(seconds=round(left))} left", highlight=False)
 
