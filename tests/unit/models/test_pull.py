@@ -2,6 +2,7 @@
 local server."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 import outpace
+from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.lib.errors import ModelError
 from outpace.models.loading import download, hub_gguf, registry, shipped
 from outpace.models.loading import pull as pulling
@@ -115,6 +118,22 @@ def test_without_a_connection_a_downloaded_checkpoint_loads_at_once(
     without_connection(monkeypatch)
     assert answer_of(NAME) == answer
     assert not waits
+
+
+def test_shards_that_an_interrupted_download_left_out_are_fetched(checkpoint: Hub) -> None:
+    """Guards against a checkpoint that never loads again once a connection was lost between two of its shards."""
+    folder = checkpoint.folder / NAME
+    tensors, listed = load_file(folder / WEIGHTS), dict[str, str]()
+    (folder / WEIGHTS).unlink()
+    for number, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), start=1):
+        shard = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in names}, folder / shard, {"format": "pt"})
+        listed |= dict.fromkeys(names, shard)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    answer = answer_of(NAME)
+    next(Path(constants.HF_HUB_CACHE).rglob("model-00002-*")).unlink()
+    registry._snapshot.cache_clear()
+    assert answer_of(NAME) == answer
 
 
 def test_a_pulled_gguf_loads_by_name_without_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,9 @@ from outpace.models.loading.precision import compute_dtype
 from outpace.models.loading.registry import Source, folder_of
 from outpace.models.plain_decoder import stock_config
 
-_WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")  # of which only the first that exist are downloaded
 _TORCH_INDEX = "pytorch_model.bin.index.json"
+# The whole file, the list of its shards, and a pattern of all. Only the first that exist are downloaded.
+_LAYOUTS = ((WEIGHTS, INDEX, "model*.safetensors"), (TORCH_WEIGHTS, _TORCH_INDEX, "pytorch_model*.bin"))
 # Tables that models compute, which old checkpoints contain or list.
 _TABLES = re.compile(
     r"(^|\.)(rotary_emb(_local)?\.((original_)?inv_freq|(cos|sin)_cached)|(attn|attention)\.(masked_)?bias|position_ids)$"
@@ -74,8 +75,8 @@ def read_whole(
 
 def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     folder = folder_of(source)
-    for files in _WEIGHT_FILES:
-        if not any(Path(folder).glob(files)):
+    for whole, index, files in _LAYOUTS:
+        if not _is_complete(Path(folder), whole, index):
             folder_of(source, files, revision=Path(folder).name)
         if any(Path(folder).glob(files)):
             break
@@ -92,6 +93,13 @@ def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, a
     model: PreTrainedModel = loaded[0]
     _refuse(_reported(loaded[1]), source.name)
     return model
+
+
+def _is_complete(folder: Path, whole: str, index: str) -> bool:
+    """Whether a folder has a layout's weights, all shards included: an interrupted download leaves some of them out."""
+    if (folder / whole).is_file() or not (folder / index).is_file():
+        return (folder / whole).is_file()
+    return all((folder / shard).is_file() for shard in set(weight_map(folder, index).values()))
 
 
 def _read_gguf(
@@ -136,7 +144,7 @@ def read_headers(path: str, name: str) -> dict[str, TensorInfo]:
 
 def _files(path: str, name: str) -> tuple[set[str], list[Path]]:
     """The tensor names in the index, if there is one, and all weight files."""
-    for whole, index in ((WEIGHTS, INDEX), (TORCH_WEIGHTS, _TORCH_INDEX)):
+    for whole, index, _ in _LAYOUTS:
         if (file := find_file(path, whole)) is not None:
             return set(), [file]
         if (file := find_file(path, index)) is not None:
