@@ -14,9 +14,9 @@ from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_inde
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import FIELD as QUANTIZATION
 from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
+from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.loading.registry import Source, resolve
 from outpace.models.loading.weights import read_model, stock_attention
-from outpace.models.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -40,14 +40,17 @@ def export(model: str, folder: Path) -> Path:
     if _is_ready(made, identity):
         return made
     config = read_config(source)
+    codec, _, ends = load_vocabulary_facts(model)
     loaded = read_model(source, config, torch.bfloat16, torch.device("cpu"), stock_attention(config))
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
     if loaded.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     _write(made, loaded.config, weights)
     if loaded.generation_config is not None:
+        if source.gguf is not None:  # whose metadata name one EOS id; the ends of a turn are found among its tokens
+            loaded.generation_config.eos_token_id = list(ends) or None
         loaded.generation_config.save_pretrained(made)
-    read_tokenizer(source).tokenizer.save_pretrained(made)
+    codec.tokenizer.save_pretrained(made)
     (made / READY).write_text(json.dumps(identity))
     return made
 

@@ -17,7 +17,7 @@ from outpace.models.draft import write_bare
 from outpace.models.export import READY, export, export_draft
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target, load_vocabulary_facts
-from tests.unit.models.tiny import save_tiny_model
+from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -47,6 +47,14 @@ def test_the_export_is_rounded_as_ours_and_made_once(tmp_path: Path) -> None:
     assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 270
     save_tiny_model(tmp_path / "other", **SIZES, vocab_size=280)  # another model in the same place
     assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 280
+
+
+def test_the_export_of_a_gguf_ends_answers_where_the_file_does(tmp_path: Path) -> None:
+    """Guards against a server that talks on behind the end of a turn, where the file's EOS id ends a document."""
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"<unk>", b"<EOT>"))
+    assert load_vocabulary_facts(str(export(str(path), tmp_path / "made")))[2] == (2, 0)
+    assert load_vocabulary_facts(str(path))[2] == (2, 0)
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("qwen2", False)])
