@@ -227,6 +227,17 @@ def test_phi3_takes_the_white_space_behind_its_tokens() -> None:
     assert strips.encode("<s>\nab") == plain.encode("<s>\nab")
 
 
+def test_a_word_that_pads_stays_a_word() -> None:
+    """Guards against answers without a single "!": it is id 0 of Llama 3's vocabulary, and some files pad with it."""
+    values = byte_level_values(trained(of_bytes()), "gpt-2")
+    number = values["tokenizer.ggml.tokens"].index("!")
+    plain, padded = codec_of(values), codec_of(values | {"tokenizer.ggml.padding_token_id": number})
+    ids = plain.encode("No! IT'S DONE!")
+    assert padded.encode("No! IT'S DONE!") == ids
+    assert padded.decode(ids) == "No! IT'S DONE!"
+    assert number not in padded.tokenizer.all_special_ids
+
+
 def test_ends_of_a_turn_end_an_answer(tmp_path: Path) -> None:
     """Guards against answers that run on behind the end of a turn, where a file's EOS is the end of a document."""
     values = byte_level_values(trained(of_bytes()), "gpt-2", eot_token_id=7)

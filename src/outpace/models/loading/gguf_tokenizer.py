@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from outpace.lib.errors import ModelError
 from outpace.models.plain_tokenizer import PlainTokenizer
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of tokenizer.ggml.token_type
 _IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _SPACE = "▁"
@@ -96,9 +96,14 @@ def end_ids(values: Mapping[str, Any]) -> list[int]:
 
 
 def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping[str, int]) -> dict[str, str]:
-    """The tokens of each role."""
+    """The tokens of each role. A word that pads gets none, or it would be hidden wherever it occurs: some files pad
+    with id 0, which is "!" in Llama 3's vocabulary."""
     ids = {role: values.get(f"tokenizer.ggml.{key}", usual.get(role)) for role, key in _IDS.items()}
-    return {role: tokens[one] for role, one in ids.items() if isinstance(one, int) and 0 <= one < len(tokens)}
+    found = {role: one for role, one in ids.items() if isinstance(one, int) and 0 <= one < len(tokens)}
+    types = values.get("tokenizer.ggml.token_type")
+    if types is not None and "pad" in found and types[found["pad"]] == _NORMAL:
+        found.pop("pad")
+    return {role: tokens[one] for role, one in found.items()}
 
 
 def _byte_level(values: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
