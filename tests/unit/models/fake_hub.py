@@ -25,13 +25,14 @@ class Hub(ThreadingHTTPServer):
         goes_down: whether the server answers no more (`is_down`) after the last of these.
         damages: whether the last byte of large files is changed on the way.
         waits: the connection does not break, but stays silent until this is set.
+        is_gated: files are for those alone who are known, and nobody is.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.folder, self.asked = folder, list[str]()
         self.cut = self.breaks = 0
-        self.goes_down = self.is_down = self.ignores_ranges = self.damages = False
+        self.goes_down = self.is_down = self.ignores_ranges = self.damages = self.is_gated = False
         self.waits = Event()
         self.waits.set()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -102,6 +103,9 @@ class _Answers(BaseHTTPRequestHandler):
             self._send(json.dumps(about).encode(), {})
 
     def _answer_file(self, path: Path) -> None:
+        if self.server.is_gated:
+            self._refuse(401, {"X-Error-Code": "GatedRepo"})
+            return
         if not path.is_file():
             self._refuse(404, {"X-Error-Code": "EntryNotFound"})
             return

@@ -325,6 +325,17 @@ def test_a_file_is_checked_against_the_hubs_own_checksum(hub: Hub) -> None:
     assert resolve(f"{REPO}:Q8_0").gguf is not None
 
 
+def test_a_gated_model_tells_how_it_can_be_had(hub: Hub) -> None:
+    """Guards against "no model found" and a bare 401 for a model that is there once its conditions are accepted."""
+    (hub.folder / "org" / "plain").mkdir()
+    (hub.folder / "org" / "plain" / "config.json").write_text("{}")
+    hub.is_gated = True
+    for name, repo in ((f"{REPO}:Q8_0", REPO), ("org/plain", "org/plain")):
+        with pytest.raises(ModelError, match=rf"^{repo}: .* at {hub.url}/{repo}, then run `hf auth login` or set"):
+            load_vocabulary_facts(name)
+    assert hub.ranges() == []
+
+
 @pytest.fixture
 def packed(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A release with drafters for "tiny", packed by the script; the package, as a wheel, ships the target's facts only.

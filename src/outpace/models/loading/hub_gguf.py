@@ -16,6 +16,16 @@ _NO_MODELS = ("mmproj", "imatrix")  # parts of names of other GGUF files: image 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def gated(repo: str) -> ModelError:
+    """The error for a model of which the hub asks who takes it: it is there, and says no more than 401 or 403."""
+    from huggingface_hub import constants
+
+    return ModelError(
+        f"{repo}: its authors restrict access: accept their conditions at {constants.ENDPOINT}/{repo}, then run "
+        "`hf auth login` or set HF_TOKEN"
+    )
+
+
 def is_gguf_name(name: str) -> bool:
     """Whether a name is REPO:QUANT, or that of a repository called after GGUF."""
     match = _NAME.fullmatch(name)
@@ -68,11 +78,14 @@ def _download(repo: str, file: str) -> Path:
     """Download a file into the hub's cache, in its layout. Its own client neither continues a download that was
     stopped nor checks what it received, so the content is put where it looks first, and it adds the name."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import GatedRepoError
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     url = hf_hub_url(repo, file)
     try:
         about = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise gated(repo) from error
     except Exception as error:
         raise ModelError(f"{repo}: {file} cannot be downloaded: {first_line(error)}") from error
     if about.etag is None or about.size is None or about.commit_hash is None:

@@ -11,7 +11,7 @@ from platformdirs import user_cache_path
 from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError, first_line
 from outpace.models.loading.gguf import GgufFile, read_gguf
-from outpace.models.loading.hub_gguf import HUB_TIMEOUT_S, fetch_gguf, is_gguf_name
+from outpace.models.loading.hub_gguf import HUB_TIMEOUT_S, fetch_gguf, gated, is_gguf_name
 
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configs, templates and vocabularies
 
@@ -127,7 +127,7 @@ def folder_of(source: Source, *files: str, revision: str | None = None) -> str:
         revision: commit on the hub; None for the newest.
 
     Raises:
-        ModelError: neither in the hub's cache nor on the hub, or the hub cannot be reached.
+        ModelError: neither in the hub's cache nor on the hub, or the hub cannot be reached or asks who takes it.
     """
     return source.path if Path(source.path).exists() else _snapshot(source.name, files, revision)
 
@@ -135,10 +135,13 @@ def folder_of(source: Source, *files: str, revision: str | None = None) -> str:
 @lru_cache
 def _snapshot(name: str, files: tuple[str, ...], revision: str | None) -> str:
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError
 
     wanted = [*_SMALL_FILES, *files]
     try:
         return snapshot_download(name, revision=revision, allow_patterns=wanted, etag_timeout=HUB_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise gated(name) from error
     except Exception as error:
         known = ", ".join(sorted({*pulled(), *BUILT_IN}))
         raise ModelError(
