@@ -196,9 +196,13 @@ class Pieces:
 
     def __init__(self, codec: TextCodec) -> None:
         self._tokenizer = codec.tokenizer
-        self._added = {token_id: added.content for token_id, added in self._tokenizer.added_tokens_decoder.items()}
         self._bytes = _byte_of_character()
         self._is_byte_level = "ByteLevel" in str(self._tokenizer.backend_tokenizer.decoder)
+        self._added = {
+            # Decoders of pieces read "▁" as a space in added tokens too: Gemma's indents are such tokens.
+            token_id: added.content if added.special or self._is_byte_level else added.content.replace("▁", " ")
+            for token_id, added in self._tokenizer.added_tokens_decoder.items()
+        }
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token: a special one's name, nothing for an id without a token."""

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.loading.registry import Source
-from outpace.models.tokenizer import TextCodec, grammar_tokenizer, read_tokenizer
+from outpace.models.plain_tokenizer import PlainTokenizer
+from outpace.models.tokenizer import Pieces, TextCodec, grammar_tokenizer, read_tokenizer
 from tests.unit.models.tiny import byte_tokenizer
 
 CODEC = TextCodec(byte_tokenizer(), "tiny")
@@ -100,6 +101,19 @@ def test_bytes_that_were_shown_and_turn_out_to_be_none() -> None:
         whole, text = codec.decode(ids), "".join(pieces_of(codec, ids))
         assert len(text) == len(whole)
         assert all(have in (want, " ", "é") for have, want in zip(text, whole, strict=True))
+
+
+def test_added_tokens_of_spaces_are_spaces() -> None:
+    """Guards against "▁▁" in log-probabilities where the answer has two spaces, as with Gemma's indents."""
+    names = ["<unk>", "a", "▁", "▁▁", "<▁end>"]
+    tokenizer = Tokenizer(BPE({name: at for at, name in enumerate(names)}, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    tokenizer.add_tokens([AddedToken("▁▁", normalized=False)])
+    tokenizer.add_special_tokens([AddedToken("<▁end>", normalized=False)])
+    codec = TextCodec(PlainTokenizer(tokenizer, None, {}, []), "pieces")
+    pieces = Pieces(codec)
+    assert codec.decode([1, 3, 1]) == "".join(map(pieces.text_of, [1, 3, 1])) == "a  a"
+    assert pieces.text_of(4) == "<▁end>"
 
 
 def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
