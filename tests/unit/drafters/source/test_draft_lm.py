@@ -225,6 +225,16 @@ def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, t
         load(folder, other)
 
 
+def test_added_spaces_are_written_in_two_ways(tmp_path: Path) -> None:
+    """Guards against refusing a folder of Gemma's as the drafter of a GGUF file of Gemma's."""
+    target, drafter = (save_tiny_model(tmp_path / name) for name in ("target", "drafter"))
+    for place, indent in ((target, "  "), (drafter, "▁▁")):
+        tokenizer = byte_tokenizer()
+        tokenizer.add_tokens([indent])
+        tokenizer.save_pretrained(place)
+    assert load(target, drafter).generate(PROMPTS[1], max_new_tokens=2).token_ids
+
+
 def test_more_ids_behind_the_last_common_one_are_padding(folder: Path, tmp_path: Path) -> None:
     """Guards against refusing a drafter for a token that only one side added, and against drafting such a token."""
     more = save_tiny_model(tmp_path / "more", vocab_size=300)
