@@ -112,7 +112,7 @@ class _Answers(BaseHTTPRequestHandler):
         content = path.read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{sha256}"'}
-        if path.suffix == ".gguf":
+        if path.suffix.lower() == ".gguf":
             headers |= {"ETag": f'"{COMMIT}"', "X-Linked-ETag": f'"{sha256}"', "X-Linked-Size": str(len(content))}
             headers["Location"] = f"{self.server.storage}/{path.relative_to(self.server.folder).as_posix()}"
             self._refuse(302, headers)

@@ -85,6 +85,14 @@ def test_a_complete_gguf_loads_and_answers(gguf: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["TINY.GGUF", "sha256-0123"])
+def test_a_gguf_file_may_have_any_name(name: str, gguf: Path) -> None:
+    """Guards against a file that llama.cpp loads, such as a blob of Ollama's, read as config.json or not found."""
+    Path(name).write_bytes(gguf.read_bytes())
+    for given in (name, str(Path(name).absolute())):
+        assert resolve(given).gguf is not None
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
 def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, tmp_path: Path, share: float) -> None:
     """Guards against an interrupted download that loads with weights missing, or fails with a shape mismatch."""

@@ -261,6 +261,14 @@ def test_repo_and_quant_load_and_need_no_connection_afterwards(hub: Hub, monkeyp
     assert hub.asked == []
 
 
+def test_a_suffix_in_capitals_is_found_again_without_a_connection(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a file that the hub's listing has, and that its cache then never has."""
+    (hub.folder / REPO / "tiny-instruct-q8_0.gguf").rename(hub.folder / REPO / "TINY-Q8_0.GGUF")
+    file = fetch_gguf(f"{REPO}:Q8_0")
+    without_connection(monkeypatch)
+    assert fetch_gguf(f"{REPO}:Q8_0") == file
+
+
 def test_without_a_quant_the_default_is_llama_cpps(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against another file than llama-cli takes for the same name."""
     assert fetch_gguf(REPO).name == "tiny-instruct-q4_k_m.gguf"

@@ -114,7 +114,7 @@ def _cached(repo: str) -> dict[str, Path]:
     if not newest.is_file():
         return {}
     folder = storage / "snapshots" / newest.read_text().strip()
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.gguf")) if path.is_file()}
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path for name, path in found.items() if _is_model(name) and _parts_of(name) is None}
 
 

@@ -108,10 +108,10 @@ def resolve(name: str) -> Source:
 
 
 def local_gguf(name: str) -> Path | None:
-    """The GGUF file that a path names, whether it exists or not, or that was pulled under a name; None for other
-    names."""
+    """The file that a path names, or that was pulled under a name; None for other names. A path that ends in .gguf
+    names one whether it exists or not; a file may have any name, as the blobs of Ollama have."""
     path = path_of(name)
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf" or path.is_file():
         return path
     folder = pulled().get(name)
     return None if folder is None else next(folder.glob("*.gguf"), None)
