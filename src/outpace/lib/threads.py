@@ -9,7 +9,7 @@ without torch.
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,8 +45,7 @@ def processors(root: Path = ROOT, allowed: Collection[int] | None = None) -> Pro
     """The processors of this process."""
     count = os.cpu_count() or 1
     own = sorted(_affinity(count) if allowed is None else allowed)
-    cores = {_siblings(root, number) for number in own}
-    return Processors(max(count, len(own)), len(own), len(cores), cgroup_limit(root))
+    return Processors(max(count, len(own)), len(own), _cores(root, own), cgroup_limit(root))
 
 
 def cgroup_limit(root: Path = ROOT) -> float | None:
@@ -86,11 +85,21 @@ def _affinity(count: int) -> Collection[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(count)
 
 
+def _cores(root: Path, own: Sequence[int]) -> int:
+    """How many cores these processors belong to."""
+    siblings = {number: _siblings(root, number) for number in own}
+    if any(siblings.values()):
+        return len({found or str(number) for number, found in siblings.items()})
+    import psutil  # as on Windows and macOS, which have no such files
+
+    return min(psutil.cpu_count(logical=False) or len(own), len(own))
+
+
 def _siblings(root: Path, number: int) -> str:
-    """What names the core of a processor: the list of all processors on it."""
+    """What names the core of a processor: the list of all processors on it; nothing where no file tells."""
     topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
     names = ("core_cpus_list", "thread_siblings_list")
-    return next((found for name in names if (found := _read(topology / name).strip())), str(number))
+    return next((found for name in names if (found := _read(topology / name).strip())), "")
 
 
 def _read(path: Path) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from outpace.lib.threads import COUNTS, VARIABLES, Processors, cgroup_limit, processors
@@ -56,6 +57,15 @@ def test_hardware_threads_of_a_core_are_one_core(name: str, tmp_path: Path) -> N
     assert processors(root, range(8)).physical == 4
     found = processors(root, [0, 4, 1])
     assert (found.allowed, found.physical, found.quota, found.best_threads) == (3, 2, None, 2)
+
+
+def test_cores_are_counted_where_no_file_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against two threads on each core's arithmetic on Windows, and on Macs with processors of Intel."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    assert processors(tmp_path, range(8)).best_threads == 4
+    assert processors(tmp_path, [0, 4]).physical == 2
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: None)
+    assert processors(tmp_path, range(8)).physical == 8
 
 
 @pytest.mark.parametrize(
