@@ -77,6 +77,20 @@ def test_an_unknown_type_is_refused_by_name(number: int, called: str, tmp_path: 
         read_gguf(path)
 
 
+def test_a_file_that_may_not_be_opened_is_not_called_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against gigabytes that are downloaded again because another user owns a whole file."""
+    path = write(tmp_path / "a.gguf")
+
+    def refuse(*given: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelError, match=r"a\.gguf: cannot be read: Permission denied; check its permissions"):
+        read_gguf(path)
+
+
 def test_texts_that_lead_out_of_the_file_are_refused(tmp_path: Path) -> None:
     """Guards against a text whose length leads beyond the end of the file, read as a shorter one."""
     path = write(tmp_path / "a.gguf", words=["first", "last"])

@@ -104,8 +104,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Map, read and check a GGUF file.
 
     Raises:
-        ModelError: not a GGUF file, cut off, one of several parts, big-endian, of a type that is not known, or with
-            counts that exceed the file.
+        ModelError: it cannot be opened; not a GGUF file, cut off, one of several parts, big-endian, of a type that is
+            not known, or with counts that exceed the file.
     """
     size = path.stat().st_size
     try:
@@ -115,7 +115,9 @@ def read_gguf(path: Path) -> GgufFile:
         return _read(_Cursor(content), path, status)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:  # the file may be whole
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
+    except ValueError as error:
         raise ModelError(f"{path}: not a complete GGUF file ({size} bytes): {error}; download it again") from error
 
 
