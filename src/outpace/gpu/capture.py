@@ -8,11 +8,9 @@ The tables of a packed pass are padded to a bucket, so that one recorded graph s
 nothing, so their attention is zero, and their keys and values are written to a spare row.
 """
 
-import gc
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +23,7 @@ from outpace.cache.passes import ROWS_PER_TILE, Tables, TilePlan, staged, starts
 from outpace.cache.slots import SlotKV
 from outpace.gpu.backend import next_power, runs_triton
 from outpace.lib.errors import first_line
+from outpace.lib.quick import without_collection
 
 Function = Callable[..., tuple[Tensor, ...]]
 VARIABLE = "OUTPACE_GRAPHS"
@@ -114,9 +113,10 @@ class Graphs:
                     for _ in range(_WARM_UPS):
                         self._compute(bucket, recorded.inputs)
                 torch.cuda.current_stream().wait_stream(stream)
-                # Other threads may allocate meanwhile: they are none of this graph's business.
+                # Other threads may allocate meanwhile: they are none of this graph's business. No garbage is collected:
+                # destroying an old graph may end a capture.
                 captured = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
-                with _uncollected(), captured:
+                with without_collection(), captured:
                     self._compute(bucket, recorded.inputs)
         except RuntimeError as error:  # running out of memory is one, too
             self._is_off = True
@@ -127,18 +127,6 @@ class Graphs:
             return False
         recorded.graph = graph
         return True
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is collected inside: destroying an old graph may end a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Captured:
