@@ -248,6 +248,21 @@ def test_ends_of_a_turn_end_an_answer(tmp_path: Path) -> None:
     assert load_vocabulary_facts(str(path))[2] == (2, 0)
 
 
+@pytest.mark.parametrize(("name", "ends"), [("<|im_end|>", True), ("</s>", False)])
+def test_ends_that_a_file_calls_user_defined_end_an_answer_too(name: str, ends: bool) -> None:
+    """Guards against answers that show "<|im_end|>" and run on, as files of models tuned to ChatML name it; and against
+    answers that end at a tag of HTML, which Gemma's vocabulary has."""
+    values = byte_level_values(trained(of_bytes()), "gpt-2", eos_token_id=0)
+    tokens = values["tokenizer.ggml.tokens"]
+    number = tokens.index("<|im_end|>")
+    tokens[tokens.index("</s>")], tokens[number] = "<unused>", name
+    values["tokenizer.ggml.token_type"][number] = 4
+    codec = codec_of(values)
+    assert codec.encode(f"ab{name}")[-1] == number
+    assert codec.decode([*codec.encode("ab"), number]) == ("ab" if ends else f"ab{name}")
+    assert (number in end_ids(values)) == (number in codec.tokenizer.all_special_ids) == ends
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -59,6 +59,8 @@ _NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
 _ENDS |= {"<EOT>", "</s>", "<eos>", "<｜end▁of▁sentence｜>"}  # noqa: RUF001
 """Control tokens that end an answer in any file that has them, as llama.cpp ends it."""
+_NAMED_ENDS = _ENDS - {"</s>"}
+"""Those that do so, and are never shown, where a file calls them user-defined; "</s>" is HTML in Gemma's vocabulary."""
 
 
 def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer | None:
@@ -75,11 +77,12 @@ def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer | None:
         raise ModelError("tokenizer.ggml.tokens and token_type do not fit together; download the file again")
     special = _special_tokens(values, tokens, _SENTENCEPIECE_IDS if kind == "llama" else {})
     backend = _byte_level(values, tokens) if kind == "gpt2" else _sentencepiece(values, tokens, special.get("unk"))
-    control = _chosen(tokens, types, _CONTROL, _UNKNOWN)
+    defined = _chosen(tokens, types, _USER_DEFINED)
+    control = _chosen(tokens, types, _CONTROL, _UNKNOWN) + [token for token in defined if token in _NAMED_ENDS]
     # The tokens of Phi 3 take the white space behind them, as the line breaks of its chat template.
     strips = kind == "llama" and values.get("general.architecture") == "phi3"
     _add(backend, control, True, strips)
-    _add(backend, _chosen(tokens, types, _USER_DEFINED), False, strips)
+    _add(backend, [token for token in defined if token not in _NAMED_ENDS], False, strips)
     _add_template(backend, values, special, tokens)
     return PlainTokenizer(backend, values.get("tokenizer.chat_template"), special, control)
 
@@ -91,6 +94,7 @@ def end_ids(values: Mapping[str, Any]) -> list[int]:
     found = [one for one in named if isinstance(one, int)]
     if isinstance(tokens, list):
         ends = _ENDS.intersection(_chosen(tokens, types, _CONTROL))
+        ends |= _NAMED_ENDS.intersection(_chosen(tokens, types, _USER_DEFINED))
         found += [number for number, token in enumerate(tokens) if token in ends] if ends else []
     return found
 
