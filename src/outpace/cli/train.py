@@ -248,13 +248,6 @@ def regenerate(
         str | None, typer.Option(help="The target's name there; by default the server's only model.")
     ] = None,
     api_key: ApiKey = None,
-    features: Annotated[
-        str | None, typer.Option(help="Folder for hidden states, recorded while answering; of --taps.")
-    ] = None,
-    taps: Annotated[
-        str | None, typer.Option(metavar="LAYERS", help="Which, as transformers' hidden_states: 1,12,24.")
-    ] = None,
-    stored: Stored = "bfloat16",
     **settings: Any,
 ) -> None:
     """Let the target answer prompts: token ids by prompt id, resumable."""
@@ -268,32 +261,20 @@ def regenerate(
     if endpoint is None:
         refuse_options(context, ("endpoint_model",), "no server is asked; name one with --endpoint")
         refuse_key(context, "--endpoint")
-    if features is None:
-        refuse_options(context, ("stored",), "no features are kept; name their folder with --features")
-    if (features is None) != (taps is None) or (features is not None and (endpoint is not None or method != "plain")):
-        raise InvalidRequest(
-            f"features={features!r}, taps={taps!r}: give both or neither, with method=plain and without an endpoint"
-        )
     how = validated(RegenerateSettings, settings)
     items = read_workloads(prompts)
     quieten_transformers()
     from outpace.models.loading.load import load_vocabulary_facts
-    from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate, sampling_of, store_for, taps_of
-    from outpace.train.features import FeatureStore, about_features
+    from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate, sampling_of, store_for
 
     params, facts = sampling_of(how), load_vocabulary_facts(target)
     store = store_for(out, items, target, facts=facts, params=params, endpoint=endpoint, dtype=dtype)
     answerer: EngineAnswerer | EndpointAnswerer
-    recorded = None
     if endpoint is None:
         loaded = LoadSettings(
             model=target, method=method, drafter=drafter, dtype=dtype, device=device, max_model_len=max_model_len
         )
-        model = load(loaded, how.batch_size)
-        wanted = None if taps is None else taps_of(taps, model.target.config.num_hidden_layers)
-        answerer = EngineAnswerer(model, params, method, wanted)
-        if features is not None and wanted is not None:
-            recorded = FeatureStore(features, about_features(target, model.target, wanted, stored, store.about))
+        answerer = EngineAnswerer(load(loaded, how.batch_size), params, method)
     else:
         from outpace.endpoint.client import Endpoint
         from outpace.endpoint.server import find_server
@@ -303,7 +284,7 @@ def regenerate(
         answerer = EndpointAnswerer(endpoint, name, facts[0], facts[2], params, how.batch_size, api_key=api_key)
     before, made, tokens, started = len(store.done), 0, 0, perf_counter()
     with progress_bar("answers", len({item.id for item in items} - store.done)) as advance:
-        for conversation in regenerate(items, store, answerer, recorded):
+        for conversation in regenerate(items, store, answerer):
             made += 1
             tokens += sum(map(len, conversation.answers))
             advance()

@@ -13,12 +13,8 @@ from threading import Event, Lock
 from time import monotonic
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from outpace.api import Model
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import Needs, Observation, PromptChunk, Proposer
 from outpace.data.answers import AnswerStore, Conversation
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.settings import RegenerateSettings
@@ -27,9 +23,7 @@ from outpace.endpoint.server import sampling_fields
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.tokenizer import TextCodec
-from outpace.train.data import by_id, sequence_name
-from outpace.train.features import FeatureStore
-from outpace.trees.proposer import EmptyDraft
+from outpace.train.data import by_id
 
 PART, PART_SECONDS = 256, 120.0
 """Conversations per part, and seconds until a smaller one is written: the most that a run loses when it is killed."""
@@ -70,7 +64,6 @@ def regenerate(
     items: Iterable[WorkItem],
     store: AnswerStore,
     answerer: "EngineAnswerer | EndpointAnswerer",
-    features: FeatureStore | None = None,
 ) -> Generator[Conversation]:
     """Answer what the store lacks, and yield each finished conversation.
 
@@ -80,7 +73,6 @@ def regenerate(
         items: prompts with different ids.
         store: of answers; gets `PART` at a time, or what there is every `PART_SECONDS`.
         answerer: the engine or a server.
-        features: gets what the answerer's recorder kept, if it has one.
 
     Raises:
         InvalidRequest: two prompts with the same id.
@@ -91,9 +83,6 @@ def regenerate(
 
     def write() -> None:
         nonlocal written
-        if features is not None and isinstance(answerer, EngineAnswerer):
-            features.write(answerer.recorded.items())  # before the answers, which are not made again
-            answerer.recorded.clear()
         store.write(made)
         made.clear()
         written = monotonic()
@@ -109,84 +98,13 @@ def regenerate(
 
 
 @dataclass(eq=False)
-class Recorded:
-    """The positions of a request that are written: their ids, and their features [n, taps * H] in pieces."""
-
-    ids: list[int] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-
-    def add(self, ids: Tensor, rows: Tensor | None) -> None:
-        assert rows is not None, "needs.taps asks for features at every position"
-        self.ids += ids.tolist()
-        self.rows.append(rows.detach().clone())
-
-
-class FeatureRecorder(EmptyDraft):
-    """Plain decoding that keeps the target's hidden states, which saves a pass over every sequence afterwards.
-
-    Attributes:
-        ended: requests that ended since the last call of `take`.
-    """
-
-    def __init__(self, taps: Sequence[int]) -> None:
-        super().__init__()
-        self.needs = Needs(taps=tuple(taps))
-        self.ended: list[Recorded] = []
-
-    def open(self, slot: int, alone: bool = False) -> Recorded:
-        return Recorded()
-
-    def can_fork(self, own: bool) -> bool:
-        return own
-
-    def fork(self, state: Recorded, slot: int, length: int) -> Recorded:
-        forked = Recorded(list(state.ids), list(state.rows))
-        self.rewind(forked, length)
-        return forked
-
-    def rewind(self, state: Recorded, length: int) -> None:
-        state.rows = [torch.cat(state.rows)[:length]] if state.rows else []
-        del state.ids[length:]
-
-    def prefill(self, states: Sequence[Recorded], chunks: Sequence[PromptChunk]) -> None:
-        for state, chunk in zip(states, chunks, strict=True):
-            state.add(chunk.tokens, chunk.features)
-
-    def observe(self, states: Sequence[Recorded], observations: Sequence[Observation]) -> None:
-        for state, observation in zip(states, observations, strict=True):
-            state.add(observation.tree.tokens[:1], observation.outputs.features)
-
-    def close(self, state: Recorded) -> None:
-        self.ended.append(state)
-
-    def take(self) -> dict[tuple[int, ...], Tensor]:
-        """Features [n, taps * H] of the requests that ended, by their ids [n]: all but the last one."""
-        taken = {tuple(state.ids): torch.cat(state.rows) for state in self.ended}
-        self.ended = []
-        return taken
-
-
-@dataclass(eq=False)
 class _Open:
     """A conversation in progress."""
 
     item: WorkItem
     session: Session
-    prompt: tuple[int, ...]
     answers: list[tuple[int, ...]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-
-
-def taps_of(text: str, layers: int) -> tuple[int, ...]:
-    """Hidden states in the notation of the command line, as "1,12,24".
-
-    Raises:
-        InvalidRequest: something else, or a state that a target of so many layers does not have.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) <= layers + 1 for part in parts) or len(set(parts)) < len(parts):
-        raise InvalidRequest(f"taps={text!r}: give different whole numbers from 0 to {layers + 1}, as in 1,12,{layers}")
-    return tuple(map(int, parts))
 
 
 class EngineAnswerer:
@@ -196,23 +114,15 @@ class EngineAnswerer:
 
     Args:
         method: how to draft. In a full batch on a CPU drafting gains nothing.
-        taps: hidden states to record, as `Needs.taps`; None for none. Nothing is drafted then.
 
     Attributes:
         cut: prompts with a turn that leaves no space for an answer, with the reason; earlier turns are kept.
-        recorded: features [T, taps * H] of finished sequences, by the names of `training_samples`. The last token was
-            never an input, and its row is 0: no drafter reads it.
     """
 
-    def __init__(
-        self, model: Model, params: SamplingParams, method: str = "plain", taps: Sequence[int] | None = None
-    ) -> None:
-        self._model, self._params = model, params
-        self._recorder = FeatureRecorder(taps) if taps is not None else None
-        self._proposer: Proposer = self._recorder or model.proposer(method)
+    def __init__(self, model: Model, params: SamplingParams, method: str = "plain") -> None:
+        self._model, self._params, self._proposer = model, params, model.proposer(method)
         self.cut: dict[str, str] = {}
         self.encoded = 0
-        self.recorded: dict[str, Tensor] = {}
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
         waiting = deque(items)
@@ -221,24 +131,19 @@ class EngineAnswerer:
             while waiting or running:
                 while waiting and len(running) < self._model.target.max_slots:
                     item = waiting.popleft()
-                    asked = self._ask(item, [])
-                    if asked is not None:
-                        running.append(_Open(item, *asked))
+                    session = self._ask(item, [])
+                    if session is not None:
+                        running.append(_Open(item, session))
                 if running:
                     self._model.engine.step()
-                recorded = self._recorder.take() if self._recorder is not None else None
                 for one in [one for one in running if one.session.finish_reason is not None]:
                     sample = self._model.engine.result(one.session)
-                    if recorded is not None:
-                        rows = recorded[one.prompt + sample.token_ids[:-1]]
-                        name = sequence_name(one.item, len(one.answers))
-                        self.recorded[name] = torch.cat([rows, torch.zeros_like(rows[:1])])
                     one.answers.append(sample.token_ids)
                     one.texts.append(sample.text)
                     more = len(one.answers) < len(one.item.turns)
-                    asked = self._ask(one.item, one.texts) if more else None
-                    if asked is not None:
-                        one.session, one.prompt = asked
+                    session = self._ask(one.item, one.texts) if more else None
+                    if session is not None:
+                        one.session = session
                         continue
                     running.remove(one)
                     yield Conversation(one.item.id, tuple(one.answers))
@@ -246,8 +151,8 @@ class EngineAnswerer:
             for one in running:
                 self._model.engine.cancel(one.session)
 
-    def _ask(self, item: WorkItem, texts: list[str]) -> tuple[Session, tuple[int, ...]] | None:
-        """Queue a turn, given the answers to earlier turns, and its ids; None if it leaves no space for an answer."""
+    def _ask(self, item: WorkItem, texts: list[str]) -> Session | None:
+        """Queue a turn, given the answers to earlier turns; None if it leaves no space for an answer."""
         turn, model = len(texts), self._model
         try:
             ids = model.encode(item.prompt(turn, texts))
@@ -261,7 +166,7 @@ class EngineAnswerer:
             return None
         params = replace(self._params, seed=seed_of(self._params.seed or 0, item.id, turn))
         (session,) = model.engine.add(ids, params, self._proposer)
-        return session, tuple(ids)
+        return session
 
 
 class EndpointAnswerer:

@@ -13,7 +13,6 @@ from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import Progress
 from outpace.models.frozen import FrozenTarget
-from outpace.models.packed import PackedModel
 from outpace.train.data import SampleSet
 from outpace.train.records import check_disk
 
@@ -141,11 +140,11 @@ class FeatureStore:
 
 def about_features(
     target_name: str,
-    target: FrozenTarget | PackedModel,
+    target: FrozenTarget,
     taps: Sequence[int],
     dtype: str,
     answers: Mapping[str, Any],
-    max_length: int | None = None,
+    max_length: int,
 ) -> dict[str, Any]:
     """What features depend on, as `FeatureStore` records it. `answers`: the settings they were made with, so that more
     of the same can be added; `max_length`: of a sequence."""
@@ -156,7 +155,7 @@ def about_features(
         "taps": list(taps),
         "width": len(taps) * target.config.hidden_size,
         "dtype": dtype,
-        "max_length": max_length or target.max_length,
+        "max_length": max_length,
         "answers": _settings_of(answers),
     }
 
@@ -247,7 +246,6 @@ def expected(
             hidden = target.features(sample.ids[None].to(target.device), [len(sample.ids)], (target.layers,))[0]
         else:
             hidden = stored(sample.name).to(target.device)
-        # What is recorded while answering lacks the features of the last token.
         found = [_likeliest(target, rows) for rows in hidden[:-1].split(ROWS)]
         ids, probs = (torch.cat(parts) for parts in zip(*found, strict=True))
         yield sample.ids[:-1], ids, probs

@@ -4,19 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.answers import AnswerStore, read_answers
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
-from outpace.models.frozen import FrozenTarget
-from outpace.models.loading.load import load_target
 from outpace.train import answers as module
-from outpace.train.answers import EngineAnswerer, regenerate, seed_of, taps_of
-from outpace.train.data import SampleSet, training_samples
-from outpace.train.features import FeatureStore, about_features
+from outpace.train.answers import EngineAnswerer, regenerate, seed_of
+from outpace.train.data import training_samples
 from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = [
@@ -121,33 +117,3 @@ def test_samples_are_what_the_target_saw(folder: str, tmp_path: Path) -> None:
     assert "long/0" not in cut
     with pytest.raises(InvalidRequest, match=r"no prompt '(talk|long|raw)'"):
         list(training_samples(ITEMS[:1], made, model.codec, 1000))
-
-
-def test_features_recorded_while_answering_are_those_of_a_pass_afterwards(folder: str, tmp_path: Path) -> None:
-    """Guards against features of other positions: after a shared prefix, in later turns, of the pending token, and
-    against answers that recording changes."""
-    taps = (1, 2)
-    model, plain = model_of(folder), AnswerStore(tmp_path / "plain", ABOUT)
-    expected = list(regenerate(ITEMS, plain, EngineAnswerer(model, PARAMS)))
-    loaded, codec = load_target(folder, "float32", "cpu", None, 1)
-    target, store = FrozenTarget(loaded), AnswerStore(tmp_path / "answers", ABOUT)
-    features = FeatureStore(tmp_path / "features", about_features(folder, target, taps, "bfloat16", store.about))
-    answerer = EngineAnswerer(model_of(folder, 2), PARAMS, taps=taps)
-    made = list(regenerate(ITEMS, store, answerer, features))
-    assert sorted(made, key=lambda one: one.id) == sorted(expected, key=lambda one: one.id)
-    samples = SampleSet(training_samples(ITEMS, made, codec, 512))
-    assert len(features) == len(samples) == 6
-    for index in range(len(samples)):
-        sample = samples[index]
-        again = target.features(sample.ids[None], [len(sample.ids)], taps)[0]
-        rows = features.read(sample.name)
-        assert torch.equal(rows[:-1], again[:-1].bfloat16().float())
-        assert len(rows) == len(sample.ids)
-        assert not rows[-1].any()
-
-
-@pytest.mark.parametrize("text", ["", "1,1", "4", "a", "-1"])
-def test_taps_that_the_target_lacks_are_refused(text: str) -> None:
-    """Guards against hidden states that do not exist, found out after hours of answering."""
-    with pytest.raises(InvalidRequest, match="from 0 to 3"):
-        taps_of(text, 2)
