@@ -66,7 +66,7 @@ def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
         ({"method": "plain:budget=3"}, "budget=3: plain decoding drafts nothing"),
         ({"method": "lookup:budget=-1"}, "budget=-1: input should be greater than or equal to 0"),
         ({"budget": 512}, "budget=512: must be from 0 to 511"),
-        ({"temprature": 1.0}, "temprature=1.0: unknown option; known options are"),
+        ({"temprature": 1.0}, "temprature=1.0: unknown option, or not supported; options are"),
         ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000 is outside the vocabulary"),
         ({"bad_words": ["ok", ""]}, "every bad word must be a non-empty string"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids=.*not supported"),
