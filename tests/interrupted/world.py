@@ -37,7 +37,7 @@ RETRIEVAL = {
     "recycle": "recycle:budget=8",
     "private": "recycle:budget=8,matrix=private",
     "samd": "samd:budget=8,min_match=1",
-    "lookahead": "lookahead:budget=15,learn_prompt=true",
+    "lookahead": "lookahead:budget=15",
     "union": "outpace:draft=none,budget=9",
 }
 DRAFTERS = {

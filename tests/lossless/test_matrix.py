@@ -44,7 +44,7 @@ MODELS = ("draft-lm", "early-exit", "self")
 CHOSEN = {
     "lookup": "lookup:budget=3",
     "samd": "samd:budget=8,min_match=2",
-    "lookahead": "lookahead:budget=31,learn_prompt=true",
+    "lookahead": "lookahead:budget=31",
     "outpace": "outpace:draft=none,budget=12",  # with drafters in test_union.py
 }  # options that a short answer leaves room for
 WITHOUT_DRAFTER = [name for name, method in methods().items() if method.drafter is None]

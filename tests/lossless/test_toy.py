@@ -94,7 +94,6 @@ METHODS: dict[str, MakeProposer] = {
     "samd": named("samd:budget=9,min_match=2"),
     "samd-chains": named("samd:budget=6,min_match=1"),
     "lookahead": named("lookahead:budget=60"),
-    "lookahead-15": named("lookahead:budget=15,learn_prompt=true"),
     "lookahead-2": named("lookahead:budget=2"),
     "toy-chain": lambda sequences: StaticProposer(ToySource(blend(0.8, VOCAB)), Chain(), 4, torch.device("cpu")),
     "toy-fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=4, breadth=2, min_path_prob=0.05))),

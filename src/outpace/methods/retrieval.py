@@ -56,15 +56,9 @@ def _recycle(options: RecycleOptions, context: BuildContext) -> Proposer:
     return StaticProposer(source, shape, budget, context.device, origin="retrieved")
 
 
-class LookaheadOptions(Options):
-    """Options of lookahead decoding, whose sizes follow from the budget."""
-
-    learn_prompt: bool = Field(default=False, description="n-grams of prompt and answer go into the pool too")
-
-
-def _lookahead(options: LookaheadOptions, context: BuildContext) -> Proposer:
+def _lookahead(options: Options, context: BuildContext) -> Proposer:
     budget = context.default_budget(15, 60) if options.budget is None else options.budget
-    return Lookahead(budget, options.learn_prompt)
+    return Lookahead(budget)
 
 
 RECYCLE = Method(_recycle, "Token Recycling: the target's top-k tokens after each token", RecycleOptions)
@@ -143,7 +137,7 @@ METHODS = {
     "plain": Method(_plain, "no drafts: the baseline, on the same engine", PlainOptions),
     "lookup": Method(_lookup, "prompt lookup: what followed the same words before"),
     "recycle": RECYCLE,
-    "lookahead": Method(_lookahead, "lookahead decoding: n-grams of the target's Jacobi trajectory", LookaheadOptions),
+    "lookahead": Method(_lookahead, "lookahead decoding: n-grams of the target's Jacobi trajectory"),
     "samd": Method(
         _samd,
         "SAM-Decoding: what followed the longest match, else another method's tree",

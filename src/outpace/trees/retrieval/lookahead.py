@@ -13,7 +13,8 @@ Differences from the authors' code:
 
 - Nodes with the same path and token are one, so a tree may be smaller.
 - Window nodes are drafts like any others, level 0's included: a right one is accepted, and the window moves further.
-- While the window fills, in LEVEL - 2 rounds, n-grams are verified too, if the pool has any (from the prompt).
+- While the window fills, in LEVEL - 2 rounds, n-grams are verified too, if the pool has any (after a rewind).
+- The pool takes nothing from the prompt (their POOL_FROM_PROMPT).
 - Where the window runs out of tokens it takes ids of the request's own text, drawn from a generator per request.
 
 At any temperature the next row is the target's argmax, so the trajectory is that of greedy decoding; verification alone
@@ -142,7 +143,6 @@ class LookaheadState:
         sizes: of window and pool, which follow the request's budget.
         window: None before the first tree and after a rewind.
         ends: node of each column's last level in this round's tree, of the columns that fit in.
-        seen: ids whose n-grams are in the pool, if it takes any from the text.
     """
 
     sizes: Sizes | None = None
@@ -151,27 +151,22 @@ class LookaheadState:
     ends: list[int] = field(default_factory=list)
     ids: Sequence[int] = ()
     finals: Sequence[int] = ()
-    seen: int = 0
     source: random.Random = field(default_factory=lambda: random.Random(0))
 
 
 class Lookahead(BaseProposer):
-    """Drafts the window, and the pool's n-grams of the pending token, in one tree.
+    """Drafts the window, and the pool's n-grams of the pending token, in one tree."""
 
-    Args:
-        pool_from_prompt: n-grams of the prompt and of the answer go into the pool too (their POOL_FROM_PROMPT).
-    """
-
-    def __init__(self, budget: int, pool_from_prompt: bool = False) -> None:
+    def __init__(self, budget: int) -> None:
         # Verified nodes have their top ids anyway; needing them would compute them for the prompt as well.
         self.needs = Needs(whole_trees=True)
-        self.budget, self._pool_from_prompt = budget, pool_from_prompt
+        self.budget = budget
 
     def open(self, slot: int, alone: bool = False) -> LookaheadState:
         return LookaheadState()
 
     def rewind(self, state: LookaheadState, length: int) -> None:
-        state.window, state.seen = None, min(state.seen, length)
+        state.window = None
 
     def propose(self, states: Sequence[LookaheadState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return [self._tree(state, request) for state, request in zip(states, requests, strict=True)]
@@ -216,14 +211,10 @@ class Lookahead(BaseProposer):
         """The window, brought up to date together with the pool."""
         ids, sizes = request.ids, Sizes.within(request.budget)
         if state.sizes != sizes:
-            state.pool, state.window, state.seen = NGramPool(sizes.guess), None, 0
+            state.pool, state.window = NGramPool(sizes.guess), None
             state.sizes = sizes  # last, so that an interrupted change is made again
         if state.window is None:
             state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)
-        if self._pool_from_prompt:
-            for end in range(max(state.seen, sizes.level - 1), len(ids)):
-                state.pool.add(ids[end - sizes.level + 1], tuple(ids[end - sizes.level + 2 : end + 1]))
-            state.seen = len(ids)
         state.ids, state.finals = ids, request.stream.ending_ids
         return state.window
 

@@ -39,8 +39,8 @@ class Round:
 class Diary(Lookahead):
     """Remembers the rounds of one request."""
 
-    def __init__(self, budget: int, pool_from_prompt: bool = False) -> None:
-        super().__init__(budget, pool_from_prompt)
+    def __init__(self, budget: int) -> None:
+        super().__init__(budget)
         self.rounds: list[Round] = []
 
     def observe(self, states: Sequence[LookaheadState], observations: Sequence[Observation]) -> None:
@@ -149,12 +149,11 @@ def test_sizes_follow_the_budget() -> None:
         assert 0 < Sizes.within(budget).nodes <= budget
 
 
-@pytest.mark.parametrize("pool_from_prompt", [False, True])
 @pytest.mark.parametrize("budget", [*range(17), 31, 32, 59, 60, 61])
-def test_no_tree_is_larger_than_its_budget(budget: int, pool_from_prompt: bool) -> None:
+def test_no_tree_is_larger_than_its_budget(budget: int) -> None:
     """Guards against a window that is larger while it fills, with guesses beside it, and against too little room at an
     answer's end. The engine refuses trees beyond budget or depth."""
-    target, diary = LoopTarget(5, 3), Lookahead(budget, pool_from_prompt)
+    target, diary = LoopTarget(5, 3), Lookahead(budget)
     params = [SamplingParams(max_new_tokens=count) for count in (1, 2, 3, 9, 30)]
     prompts = [[1, 2, 3, 4] * 5] * len(params)
     sessions = decode(Engine(target), prompts, params, [diary] * len(params))
@@ -175,28 +174,6 @@ def test_n_grams_are_accepted_where_the_text_repeats_itself() -> None:
     assert session.ids == run(EmptyDraft()).ids
     assert sum(entry.accepted >= 4 for entry in diary.rounds) > 5
     assert session.metrics.tokens_per_step > 2
-
-
-def test_the_prompt_may_fill_the_pool() -> None:
-    """Guards against an option that is ignored, and n-grams of the prompt cut or keyed by the wrong token."""
-    known = run(Lookahead(60)).ids
-    for from_prompt in (False, True):
-        diary = Diary(60, from_prompt)
-        # The answer goes through the prompt's text once more from the first token on.
-        run(diary, known + known[:3])
-        first = diary.rounds[0]
-        assert (len(first.tree) - 1 > 7 + 2) == from_prompt, "beside the first row of the window there is nothing else"
-        assert (tuple(known[4:8]) in first.pool.get(known[3], [])) == from_prompt
-    ids = [5, 6, 7, 8, 9, 5]
-    proposer = Lookahead(60, pool_from_prompt=True)
-    state = proposer.open(0)
-    for length in (4, 5, 6):
-        proposer.propose([state], [draft_request(ids[:length], 60, 99)])
-    assert state.pool.after(5) == [(6, 7, 8, 9)]
-    assert state.pool.after(6) == [(7, 8, 9, 5)]
-    proposer.rewind(state, 4)
-    proposer.propose([state], [draft_request([5, 6, 7, 8, 1, 1], 60, 99)])
-    assert state.pool.after(5) == [(6, 7, 8, 1), (6, 7, 8, 9)]
 
 
 def test_a_request_may_change_its_budget_or_start_over() -> None:
