@@ -14,9 +14,10 @@ from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fields import Fields, agreed, dtype_name, flag
 from outpace.drafters.kind import Random
 from outpace.drafters.kinds import kind_of
-from outpace.drafters.load import load_net, locate
+from outpace.drafters.load import FILES, load_net, locate
 from outpace.drafters.medusa.net import MedusaNet
-from outpace.lib.checkpoint import INDEX, MEDUSA_WEIGHTS, WEIGHTS, filled, opened, read_object, weight_map
+from outpace.drafters.ranked_vocabulary import FILE_NAME
+from outpace.lib.checkpoint import INDEX, MEDUSA_WEIGHTS, WEIGHTS, filled, opened, read_object, weight_map, write_index
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.int8 import quantize_file
@@ -107,6 +108,7 @@ def convert(
             (file,) = (path for name in (WEIGHTS, MEDUSA_WEIGHTS) if (path := folder / name).is_file())
             quantize_file(file, folder / "config.json")
             difference = largest_difference(net, load_net(str(folder)))
+        _keep_vocabulary(locate(source, FILES, "drafter"), folder)
         done = Conversion(kind.name, layout, dtype_name(next(again.parameters())), difference, tuple(changed), weights)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -114,6 +116,14 @@ def convert(
     if not done.is_equal:
         shutil.rmtree(folder)
     return done
+
+
+def _keep_vocabulary(source: Path, folder: Path) -> None:
+    """Copy the list of the ids that a drafter drafts, which is a part of no layout."""
+    if (source / FILE_NAME).is_file():
+        shutil.copyfile(source / FILE_NAME, folder / FILE_NAME)
+        if (folder / WEIGHTS).is_file():  # otherwise vLLM and SGLang load the ids as a weight
+            write_index(folder)
 
 
 def _cast(net: nn.Module, dtype: torch.dtype, name: str) -> nn.Module:

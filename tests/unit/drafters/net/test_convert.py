@@ -1,5 +1,6 @@
 """Drafters from layout to layout: every pair, and the check that what was written says what was read."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from outpace.drafters.convert import changed_settings, convert, largest_differen
 from outpace.drafters.domino.files import export_domino
 from outpace.drafters.kinds import KINDS, kind_of, write_net
 from outpace.drafters.load import load_net
-from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary, save_vocabulary
+from outpace.lib.checkpoint import WEIGHTS, read_checkpoint, weight_map, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino
 from tests.unit.drafters.net.small import eagle3_net
@@ -50,6 +52,18 @@ def test_every_layout_becomes_every_other(folder: Path, tmp_path: Path) -> None:
             assert first.keys() == again.keys()
             assert all(torch.equal(again[key], tensor) for key, tensor in first.items())
     assert count == 2 * 2 + 2 * 1 + 4 * 2 + 2 * 2 + 1
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+def test_a_drafter_keeps_the_ids_that_it_drafts(folder: Path, tmp_path: Path, weights: str) -> None:
+    """Guards against a converted drafter that drafts ids whose rows were never trained, and ids taken for weights."""
+    source, out, ids = tmp_path / "source", tmp_path / "out", torch.tensor([1, 5])
+    shutil.copytree(folder / "domino-ranked", source)
+    save_vocabulary(source / FILE_NAME, ids, 61)
+    assert convert(str(source), out, weights=weights).is_equal
+    assert torch.equal(load_vocabulary(out / FILE_NAME, 61), ids)
+    assert set(weight_map(out).values()) == {WEIGHTS}
+    assert load_net(str(out)).state_dict().keys() == load_net(str(source)).state_dict().keys()
 
 
 def test_a_cast_is_written_and_compared(folder: Path, tmp_path: Path) -> None:

@@ -27,10 +27,13 @@ PROJECTOR = {"prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0
 
 
 def written(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and every tensor of a folder: SGLang takes all safetensors files there are for weights."""
+    """config.json and every tensor that SGLang takes for a weight: of the files that the index names, or of all."""
+    files, index = {file.name for file in folder.glob("*.safetensors")}, folder / "model.safetensors.index.json"
+    if index.is_file():
+        files &= set(json.loads(index.read_text())["weight_map"].values())
     tensors: dict[str, Tensor] = {}
-    for file in folder.glob("*.safetensors"):
-        tensors |= load_file(file)
+    for file in files:
+        tensors |= load_file(folder / file)
     return json.loads((folder / "config.json").read_text()), tensors
 
 
