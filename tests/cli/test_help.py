@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from outpace.cli import app
+from outpace.drafters.kinds import KINDS
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import described, written
 from outpace.methods.catalog import methods, option_kinds
@@ -63,6 +64,13 @@ def test_help_has_the_defaults_that_hold() -> None:
     for name, command in commands().items():
         for one in command.params:
             assert "by default all" not in (one.help or "") or one.default is None, f"{name}: {one.name}"
+
+
+def test_help_names_every_layout_that_is_written() -> None:
+    """Guards against a layout that only an error names, as the one of the EAGLE-3 drafters that ship."""
+    (said,) = (one.help for one in commands()["convert"].params if one.name == "layout")
+    for kind in KINDS.values():
+        assert all(re.search(rf"{kind.name}: [^.]*\b{layout}\b", said) for layout in kind.layouts), kind.name
 
 
 def option_lists() -> dict[str, type[BaseModel]]:

@@ -19,9 +19,9 @@ def convert(
         typer.Option(
             "--to",
             metavar="LAYOUT",
-            help="eagle3: midlayer, speculators. dflash: z-lab. domino: domino, sglang. lattice: lattice. "
-            "dspark: specforge. dflash2: z-lab. medusa: authors, vllm. dart: dart. By default the kind's first. All "
-            "known layouts are read.",
+            help="eagle3: midlayer, speculators, headless (for those that ship). dflash: z-lab. domino: domino, "
+            "sglang. lattice: lattice. dspark: specforge. dflash2: z-lab. medusa: authors, vllm. dart: dart. By "
+            "default the kind's first. All known layouts are read.",
         ),
     ] = None,
     target: Annotated[
