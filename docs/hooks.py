@@ -129,9 +129,10 @@ def _command(*names: str) -> str:
         if "--help" in parameter.opts:
             continue
         is_option = parameter.param_type_name == "option"
-        flags = ", ".join(f"`{flag}`" for flag in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+        flags = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.name.upper()]
+        shown = ", ".join(f"`{flag}`" for flag in flags)
         is_plain = parameter.required or parameter.default is None or isinstance(parameter.default, bool)
-        rows.append((flags, "" if is_plain else f"`{parameter.default}`", getattr(parameter, "help", None) or ""))
+        rows.append((shown, "" if is_plain else f"`{parameter.default}`", getattr(parameter, "help", None) or ""))
     return _table(("option", "default", "meaning"), rows)
 
 

@@ -94,6 +94,13 @@ def test_commands_in_the_documents_give_what_scripts_require() -> None:
     assert not lacking
 
 
+def test_tables_of_commands_name_both_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a switch that is on by default, in a table without the flag that turns it off."""
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(str(DOCS))
+    assert "`--check`, `--no-check`" in import_module("hooks")._command("bench")
+
+
 def test_the_documents_stay_short() -> None:
     """Guards against documentation that grows back to 68,000 words."""
     cards = set((ROOT / "drafters").glob("*/*/README.md"))  # made by scripts/ship_drafter.py
