@@ -20,7 +20,7 @@ from outpace.core.events import ORIGINS, Sample, StepEvent, TokenLogprob
 from outpace.methods.stores import computed_by
 from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import Inbox, News
-from outpace.serve.errors import ApiError, from_engine
+from outpace.serve.errors import ApiError, from_engine, unavailable
 from outpace.serve.requests import SharedFields
 from outpace.serve.service import Order, Service
 from outpace.serve.tool_calls import CallReader
@@ -322,7 +322,7 @@ class Answer:
                 raise from_engine(news)
             if isinstance(news, Sample):
                 if news.finish_reason == "cancelled":
-                    raise ApiError(503, "the server is shutting down", code="unavailable")
+                    raise unavailable("is shutting down")
                 self._samples[index] = news
             yield index, news
 

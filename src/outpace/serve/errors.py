@@ -68,6 +68,11 @@ def too_long(param: str, what: str) -> ApiError:
     return refused(param, f"{what}: shorten it", code="context_length_exceeded")
 
 
+def unavailable(what: str) -> ApiError:
+    """The answer of a server that takes no requests now, and why."""
+    return ApiError(503, f"the server {what}", code="unavailable", headers={"Retry-After": "5"})
+
+
 def in_its_words(message: str) -> str:
     """A message of the engine with the API's names of fields; quoted text stays as it is."""
     return _QUOTED_OR_OWN.sub(lambda found: PUBLIC_NAMES.get(found[0], found[0]), message)

@@ -18,7 +18,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method
 from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import EngineThread, Inbox, Job
-from outpace.serve.errors import ApiError, from_engine
+from outpace.serve.errors import ApiError, from_engine, unavailable
 from outpace.serve.metrics import Metrics
 from outpace.serve.settings import ServeSettings
 
@@ -136,7 +136,7 @@ class Service:
         if self.is_draining or self._model is None or not self.is_healthy:
             what = "is shutting down" if self.is_draining else "is loading the model"
             what = what if self.is_healthy else "has lost its engine: it must be started again"
-            raise ApiError(503, f"the server {what}", code="unavailable", headers={"Retry-After": "5"})
+            raise unavailable(what)
         return self._model
 
     def check_name(self, name: str) -> None:

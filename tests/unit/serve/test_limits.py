@@ -277,6 +277,7 @@ def test_a_drain_has_an_end(model: Model) -> None:
         wait_until(lambda: one.service.occupancy()[0] == 2)
         one.server.handle_exit(signal.SIGTERM, None)
         assert error_of(whole.result(), 503)["code"] == "unavailable"
+        assert whole.result().headers["Retry-After"] == "5"
         last = streamed.result().text.strip().split("\n\n")[-2:]
         assert json.loads(last[0].removeprefix("data: "))["error"]["code"] == "unavailable"
         assert last[1] == "data: [DONE]"
