@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -36,6 +37,8 @@ def test_every_field_is_described() -> None:
         for name, about in settings_of(kind).items():
             assert about.description.endswith("."), name
             assert name in (kind.__doc__ or ""), f"{kind.__name__}: {name} is not documented"
+            unsaid = [word for word in about.choices if not re.search(rf"\b{word}\b(?!')", about.description)]
+            assert not unsaid, f"{kind.__name__}: {name} takes {unsaid}, and does not say what for"
     assert "max_num_seqs: " in (outpace.load.__doc__ or "")
 
 

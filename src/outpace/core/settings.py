@@ -128,23 +128,24 @@ class LoadSettings:
     )
     dtype: Any = setting(
         "auto",
-        "Number format of the weights: float32, bfloat16 or float16; auto is bfloat16 where the hardware computes in "
-        "it.",
+        "Number format of the weights: float32, bfloat16 or float16; auto is bfloat16 where the hardware or compiled "
+        "kernels compute with it, else float32.",
         unit="DTYPE",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantize: str = setting(
         "auto",
-        "Format of the weights in products, on a CPU: auto keeps a GGUF file's own formats, elsewhere it is none; none "
-        "is the dtype; int8 is 8-bit integers; int4 is 4 to 6 bits in the formats of GGUF files. Every method equals "
-        "plain decoding of the same weights.",
+        "Format of the weights in products, on a CPU: auto keeps a GGUF file's own formats, elsewhere it is none; file "
+        "keeps them or refuses to load; none is the dtype; int8 is 8-bit integers; int4 is 4 to 6 bits in the formats "
+        "of GGUF files. Every method equals plain decoding of the same weights.",
         unit="auto|file|none|int8|int4",
         choices=("auto", "file", "none", "int8", "int4"),
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "Format of stored keys and values: auto is the dtype; on a CPU with compiled kernels also int8, 8-bit integers "
-        "with a scale per position and head. Every method equals plain decoding with the same format.",
+        "Format of stored keys and values: auto is the dtype; on a CPU with compiled kernels also float32, bfloat16 or "
+        "int8, 8-bit integers with a scale per position and head. Every method equals plain decoding with the same "
+        "format.",
         unit="auto|int8|bfloat16|float32",
         choices=("auto", "int8", "bfloat16", "float32"),
     )
