@@ -20,22 +20,23 @@ def keep_sound(
     """The verdicts whose path has finite logits and a next token; the other sessions get an error.
 
     Only nodes on the path count: plain decoding would not have computed the others. NaN and infinity sort first, so
-    that the top logit is checked. Where no token is left after accepted drafts, the answer may have ended before: the
-    round then ends with the last of them, and the next round, if any, finds no token.
+    that the top logit is checked. Where a fault lies after accepted drafts, the answer may have ended before: the round
+    then ends with the last token before it, and the next round, if any, finds the fault.
     """
     is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
     sound: dict[int, Verdict] = {}
     for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
         session = gain.session
-        depth = None
+        infinite = None  # depth
         if not is_finite:
             nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
-            depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
-        if depth is None and verdict.next_token == NO_TOKEN and verdict.accepted_drafts:
-            sound[index] = Verdict(verdict.path[:-1], tokens[index][verdict.path[-1]])
-        elif depth is None and verdict.next_token != NO_TOKEN:
+            infinite = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
+        depth = verdict.accepted_drafts if infinite is None else infinite
+        if infinite is None and verdict.next_token != NO_TOKEN:
             sound[index] = verdict
-        elif depth is None:
+        elif depth:
+            sound[index] = Verdict(verdict.path[:depth], tokens[index][verdict.path[depth]])
+        elif infinite is None:
             failed = session.constraint is not None and session.constraint.error
             gain.error = InvalidRequest(
                 f"request {session.request_id}: grammar={session.params.grammar}: at position {len(session.ids)} it is "
@@ -46,7 +47,7 @@ def keep_sound(
             )
         else:
             gain.error = NonFiniteLogits(
-                f"request {session.request_id}: the target's logits for position {len(session.ids) + depth} are not "
+                f"request {session.request_id}: the target's logits for position {len(session.ids)} are not "
                 "finite; check the weights, or load the model with dtype='float32'"
             )
     return sound

@@ -13,7 +13,18 @@ from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, alone, event_tokens, run_all, toy_engine
+from tests.unit.engine.doubles import (
+    PROMPT,
+    VOCAB,
+    CharDetokenizer,
+    PoisonedTarget,
+    alone,
+    distinct_answer,
+    event_tokens,
+    run_all,
+    text_of,
+    toy_engine,
+)
 
 
 class BoundedTarget(ToyTarget):
@@ -88,6 +99,22 @@ def test_non_finite_logits_end_only_the_request_they_hit(value: float, delay: in
     with pytest.raises(NonFiniteLogits, match=f"position {at} "):
         engine.result(poisoned)
     assert engine.free_slots == 2, "both slots must be free again"
+
+
+@pytest.mark.parametrize(("end", "reason"), [("nothing", "error"), ("eos", "stop"), ("string", "stop")])
+def test_a_fault_behind_accepted_drafts_takes_no_token_back(end: str, reason: str) -> None:
+    """Guards against a request that fails for logits after its end, which plain decoding never computes."""
+    answer = distinct_answer(8)
+    ends: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "eos": {"eos_token_ids": answer[3]},
+        "string": {"stop": text_of(answer[3:4])},
+    }
+    target = PoisonedTarget(PROMPT[0], len(PROMPT) + 4, float("nan"), vocab_size=VOCAB, seed=13)
+    params = SamplingParams(max_new_tokens=8, **ends[end])
+    (session,) = decode(Engine(target, CharDetokenizer), [PROMPT], [params], [OracleDrafter([PROMPT + answer])])
+    assert (session.generated, session.finish_reason) == (answer[:4], reason)
+    assert session.metrics.accepted > 0
 
 
 def test_a_token_that_is_ruled_out_is_no_fault() -> None:
