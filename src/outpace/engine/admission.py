@@ -221,8 +221,7 @@ class Admission:
             session.state = proposer.fork(found.state if found.proposer is proposer else None, slot, length)
             self._roster.use(found)
         session.prefilled = session.metrics.reused_tokens = length
-        session.placed_at = perf_counter()
-        session.slot = slot  # last: it owns the slot from here on
+        self._place(session, slot)
 
     def _resume(self, session: Session, kept: KeptSlot) -> None:
         """Resume a kept slot, if it is still open and its state belongs to the session's proposer."""
@@ -232,11 +231,18 @@ class Admission:
             session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
             session.state = kept.state
             kept.is_open = False  # before the session owns the slot, so that it never has two owners
-            session.placed_at = perf_counter()
-            session.slot = kept.slot
+            self._place(session, kept.slot)
         else:
             self._roster.release(kept)
         session.resume = None
+
+    def _place(self, session: Session, slot: int) -> None:
+        """Give a session a slot that is ready for it."""
+        memory = self._target.memory
+        if memory.held(slot) > self._most(session):  # rows of an earlier request, out of reach of this one
+            memory.trim(slot)
+        session.placed_at = perf_counter()
+        session.slot = slot  # last: it owns the slot from here on
 
 
 def _goes_on(session: Session, found: Written, length: int) -> bool:

@@ -68,6 +68,17 @@ def test_cached_contents_give_way_oldest_first() -> None:
     assert oldest.generated == decode(engine_of(None), [oldest.prompt_ids], [PARAMS], [EmptyDraft()])[0].generated
 
 
+def test_a_short_request_gives_back_the_rows_of_a_long_one() -> None:
+    """Guards against requests that wait for rows of an earlier one, whose slot another has taken over."""
+    engine = engine_of(2 * NEEDED + 150, max_slots=2, max_length=800)
+    for prompt in (list(range(1, 51)) * 12, PROMPTS[0]):
+        run_all(engine, engine.add(prompt, PARAMS, EmptyDraft()))
+    (short,) = engine.add(PROMPTS[1], PARAMS, EmptyDraft())
+    (longer,) = engine.add(PROMPTS[2], SamplingParams(max_new_tokens=TOKENS + 130), EmptyDraft())
+    engine.step()
+    assert [short.slot, longer.slot] == [0, 1]
+
+
 def test_a_conversation_waits_for_memory_and_is_resumed() -> None:
     """Guards against a turn that resumes its slot without memory for its answer, loses it, or is overtaken."""
     engine, params = engine_of(NEEDED + 100, max_slots=4), SamplingParams(max_new_tokens=4)
