@@ -15,6 +15,8 @@ from outpace.models.draft import DraftModel, DraftRows
 from outpace.models.packed import PackedModel
 from outpace.sampling.scores import Pool
 
+_AT_ONCE = 256  # ids of a request that a pass writes: what they see of each other takes memory with the square
+
 
 @dataclass(eq=False)
 class DraftState(SlotState):
@@ -153,11 +155,15 @@ class DraftLM(LanguageModelSource):
             state.scratch.plant(0)  # its rows are kept or gone
 
     def _root(self, state: DraftState) -> DraftRows:
-        """The ids without rows, the pending token last."""
-        tokens = torch.tensor(state.asked.ids[self.model.length(state.slot) :])
+        """The ids without rows, the pending token last. Of many, as of a prompt that another method wrote, most get
+        their rows here."""
+        ids, slot = state.asked.ids, state.slot
+        while len(ids) - (known := self.model.length(slot)) > _AT_ONCE:
+            self.model.fill([slot], [torch.tensor(ids[known : known + _AT_ONCE])], self.window)
+        tokens = torch.tensor(ids[known:])
         count = len(tokens)
         visible = torch.ones(count, count, dtype=torch.bool).tril()
-        return DraftRows(state.slot, tokens, torch.arange(count), visible, wanted=1)
+        return DraftRows(slot, tokens, torch.arange(count), visible, wanted=1)
 
     def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
         before, count = len(state.scratch), len(tokens)

@@ -151,6 +151,22 @@ def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
     assert source.model.length(state.of_source.slot) == rows
 
 
+def test_many_missing_ids_are_written_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a long prompt, written by another method, in one pass: its mask takes memory with the square."""
+    target, drafts, work = tiny_target(tiny_config("llama")), [], []
+    for most in (64, 8):
+        monkeypatch.setattr("outpace.drafters.draft_lm.source._AT_ONCE", most)
+        source = DraftLM(early_exit(target, 2), target.vocab_size)
+        proposer = StaticProposer(source, Chain(), 3, torch.device("cpu"))
+        state = proposer.fork(None, 0, 20)
+        (tree,) = proposer.propose([state], [draft_request(PROMPTS[1], 3, 9)])
+        drafts.append(tree.tokens.tolist())
+        work.append((source.model.passes, source.model.rows))
+    (passes, rows), several = work
+    assert drafts[0] == drafts[1]
+    assert several == (passes + 3, rows), "30 ids are 8, 8, 8 and 6, each once"
+
+
 def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     """Guards against siblings that see each other: a level's scores equal those of each path decoded alone."""
     draft = pair.drafters.language_model()
