@@ -289,5 +289,5 @@ def _features_along(observation: Observation) -> Tensor | None:
     """[n, taps * H] the target's features at the accepted nodes; None where there are none."""
     features, path = observation.outputs.features, observation.verdict.path
     if features is None or len(path) == 1:
-        return None if features is None else features[:1]
+        return None if features is None else features[:1].clone()  # it may wait: no view that keeps all rows
     return features[torch.tensor(path)]

@@ -38,6 +38,17 @@ def drafted(kind: str, budgets: list[int], rewound: int = 0) -> tuple[Any, list[
     return trees[0].tokens.tolist(), [trees[0].topology.parents, source.slots.kv.lengths[0]], waited
 
 
+def test_rows_that_wait_keep_no_others_alive() -> None:
+    """Guards against the features of rejected nodes, many times as large, held for as long as the accepted one's."""
+    source = source_of("dflash", tiny_target(tiny_config("llama")))
+    state, tree = source.open(0), DraftTree.chain(torch.tensor([1, 2, 3, 4]))
+    logits, features = torch.zeros(4, 8), torch.zeros(4, len(source.needs.taps) * HIDDEN)
+    outputs = NodeOutputs(logits, torch.zeros(4, 1, dtype=torch.int64), logits[:, :1], features)
+    source.observe([state], [Observation(tree, Verdict((0,), 5), outputs)])
+    (rows,) = state.waiting
+    assert rows.untyped_storage().nbytes() == rows.nbytes
+
+
 @pytest.mark.parametrize("rewound", [0, 100])
 @pytest.mark.parametrize("kind", ["dflash", "domino", "eagle3", "dart"])
 def test_drafts_behind_what_waited(kind: str, rewound: int, monkeypatch: pytest.MonkeyPatch) -> None:
