@@ -92,7 +92,8 @@ def convert(
         raise InvalidRequest(f"weights={weights!r}: choose one of {', '.join(WEIGHTS_IN)}")
     net = load_net(source)
     kind = kind_of(net)
-    layout = next(iter(kind.layouts)) if layout is None else layout
+    usual = kind.default_layout
+    layout = usual if layout is None else layout
     if layout not in kind.layouts:
         raise InvalidRequest(f"layout={layout!r}: {source} is of kind {kind.name}; choose {' or '.join(kind.layouts)}")
     if target is not None and layout != NAMES_TARGET:

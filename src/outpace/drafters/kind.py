@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outpace.drafters.method import Method
 from outpace.lib.checkpoint import Checkpoint
-from outpace.lib.errors import MethodError
+from outpace.lib.errors import MethodError, ModelError
 
 ROWS = 7
 
@@ -99,5 +99,18 @@ class DrafterKind:
                 raise MethodError(
                     f"DrafterKind {self.name!r}: method {name!r} has drafter={method.drafter!r}; state {self.name!r}"
                 )
+        if self.objective is not None and self.net is not None and not self.layouts:
+            raise MethodError(f"DrafterKind {self.name!r}: it is trained, and has no layouts to write it in; state one")
         if self.default_method == "" and self.methods:
             object.__setattr__(self, "default_method", next(iter(self.methods)))
+
+    @property
+    def default_layout(self) -> str:
+        """The first layout.
+
+        Raises:
+            ModelError: the kind is only read.
+        """
+        if not self.layouts:
+            raise ModelError(f"kind {self.name}: such drafters are only read, for no layout writes them")
+        return next(iter(self.layouts))

@@ -192,8 +192,8 @@ def kind_of(net: nn.Module) -> DrafterKind:
 
 def write_net(net: nn.Module, folder: str | Path, layout: str = "", target: str | None = None) -> None:
     """Write a net in a layout of its kind, by default the first, for a target if that is known."""
-    layouts = kind_of(net).layouts
-    layouts[layout or next(iter(layouts))](net, Path(folder), target)
+    kind = kind_of(net)
+    kind.layouts[layout or kind.default_layout](net, Path(folder), target)
 
 
 def kind_of_config(config: Mapping[str, Any]) -> DrafterKind | None:

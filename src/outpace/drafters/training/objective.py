@@ -122,7 +122,7 @@ class Objective(nn.Module, ABC):
     @property
     def layout(self) -> str:
         """The public layout that the drafter is written in."""
-        return next(iter(kind_of(self.net).layouts))
+        return kind_of(self.net).default_layout
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
         """Write the drafter in its public layout.

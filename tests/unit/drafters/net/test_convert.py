@@ -15,7 +15,7 @@ from outpace.drafters.kinds import KINDS, kind_of, write_net
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary, save_vocabulary
 from outpace.lib.checkpoint import WEIGHTS, read_checkpoint, weight_map, write_checkpoint
-from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest, MethodError, ModelError
 from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino
 from tests.unit.drafters.net.small import eagle3_net
 from tests.unit.drafters.net.test_every_kind import NETS
@@ -104,6 +104,22 @@ def test_what_cannot_be_written_is_refused(
     with pytest.raises((InvalidRequest, ModelError), match=complaint):
         convert(str(folder / source), tmp_path / "out", layout, **more)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layout", [None, "dart"])
+def test_a_kind_without_layouts_is_only_read(
+    layout: str | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a package's kind whose drafters end in a bare StopIteration, after hours of training too."""
+    kind, net = replace(KINDS["dart"], layouts={}, objective=None), load_net(str(folder / "dart-own"))
+    for module in ("convert", "kinds"):
+        monkeypatch.setattr(f"outpace.drafters.{module}.kind_of", lambda net: kind)
+    with pytest.raises(ModelError, match="kind dart: such drafters are only read"):
+        convert(str(folder / "dart-own"), tmp_path / "out", layout)
+    with pytest.raises(ModelError, match="kind dart: such drafters are only read"):
+        write_net(net, tmp_path / "out")
+    with pytest.raises(MethodError, match="'dart': it is trained, and has no layouts"):
+        replace(KINDS["dart"], layouts={})
 
 
 def test_nothing_is_written_over(folder: Path, tmp_path: Path) -> None:
