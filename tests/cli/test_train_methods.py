@@ -162,6 +162,21 @@ def test_a_full_disk_is_told_before(
     assert not (tmp_path / "run" / "states").exists()
 
 
+def test_what_a_run_has_stored_counts_as_room(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a run that cannot go on because its own states take the room that they need."""
+    done = run("medusa", target, prompts, tmp_path / "run")
+    files = [file for name in ("states", "drafter") for file in (tmp_path / "run" / name).rglob("*") if file.is_file()]
+    needed = sum(file.stat().st_size for file in files) + 10
+    monkeypatch.setattr("outpace.train.run.disk_needed", lambda objective, keep: needed)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    assert run("medusa", target, prompts, tmp_path / "run") == done
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 9})())
+    with pytest.raises(InvalidRequest, match="states and drafter need"):
+        run("medusa", target, prompts, tmp_path / "run")
+
+
 def test_dry_run(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
     """Guards against a plan that is not that of the run, or that begins it."""
     planned = run("medusa", target, prompts, tmp_path / "run", "--dry-run")

@@ -37,7 +37,7 @@ from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store
 from outpace.train.data import SampleSet, TrainingData, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, stored_features
 from outpace.train.records import check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
-from outpace.train.trainer import Trainer
+from outpace.train.trainer import DRAFTER, STATES, Trainer
 
 ANSWERS = "answers"
 # Settings that may change when a run resumes: they change nothing of what is learned, except by rounding.
@@ -109,7 +109,8 @@ def train(
         begin_with(objective, run.start)
     if accelerator.is_main_process:
         run.out.mkdir(parents=True, exist_ok=True)
-        check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
+        needed = disk_needed(objective, run.settings.training.keep) - _stored(run.out)
+        check_disk(run.out, needed, "states and drafter")
         length = run.settings.training.model_dump(include=LENGTH)
         about = {**_notes(accelerator), "data": _sizes(samples, held_out), "length": length}
         count = run.settings.data.held_out_of(samples.prompts)
@@ -245,6 +246,12 @@ def disk_needed(objective: Objective, keep: int) -> int:
     """Bytes of states and drafters: a weight and two moments per parameter, and one more state being written."""
     parameters = sum(weight.numel() for weight in objective.net.parameters())
     return parameters * (12 * (keep + 1) + 2 * 4)
+
+
+def _stored(out: Path) -> int:
+    """Bytes of states and drafters that a run has written already, which later ones replace."""
+    files = (file for name in (STATES, DRAFTER) for file in (out / name).rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def answers_hash(folder: Path) -> str:
