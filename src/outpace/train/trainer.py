@@ -400,6 +400,9 @@ class Trainer:
                 raise ModelError(
                     f"{state}: cannot be read ({first_line(error)}); delete it to resume from the one before"
                 ) from error
+            for schedule in self._schedules:  # of a run that goes on longer, the state's rate is that of its old end
+                schedule.last_epoch -= 1
+                schedule.step()
             self._step, self._stale = counters["step"], counters["stale"]
             self._best, self._figure = counters["best"], counters["figure"]
             self._saved, self._measured = self._step, counters.get("measured", self._step)

@@ -146,6 +146,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert trainer(tmp_path / "cut", objective=make(), optimizer=optimizer).run() == expected, "it is finished"
 
 
+def test_a_longer_run_goes_on_at_its_own_rate(tmp_path: Path) -> None:
+    """Guards against a first step at the tenth of the rate that the shorter run ended with."""
+    trainer(tmp_path, schedule="wsd", max_steps=15).run()
+    trainer(tmp_path, schedule="wsd", max_steps=40).run()
+    rates = [line["learning_rate"] for line in read_log(tmp_path) if "loss" in line]
+    assert rates[11:15] != [3e-2] * 4
+    assert rates[15:32] == [3e-2] * 17
+
+
 @pytest.mark.parametrize("stop", [3, 7])
 def test_an_interrupted_step_loses_no_other(stop: int, tmp_path: Path) -> None:
     """Guards against slow steps since the last state that Ctrl-C throws away, and a state with half an update."""
