@@ -309,8 +309,9 @@ class Trainer:
         weight = float(sums.pop("weight"))
         if not math.isfinite(float(sums["loss"])):
             raise ModelError(
-                f"step {self._step + 1}: the loss is {float(sums['loss'])}; start from the last state with a smaller "
-                f"training.learning_rate than {self._settings.learning_rate}, or with training.precision=float32"
+                f"step {self._step + 1}: the loss is {float(sums['loss'])}; train in a new folder with a smaller "
+                f"training.learning_rate than {self._settings.learning_rate}, or with training.precision=float32; "
+                f"--start {self._folder / DRAFTER} begins with the best drafter so far, if there is one"
             )
         self._divide_gradients(weight)
         self._is_whole = False

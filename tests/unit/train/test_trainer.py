@@ -202,7 +202,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     objective = LinearObjective()
     with torch.no_grad():
         objective.net.weight[0, 0] = torch.nan  # type: ignore[index, operator]
-    with pytest.raises(ModelError, match=r"step 1: the loss is nan.*learning_rate"):
+    with pytest.raises(ModelError, match=r"step 1: the loss is nan.*new folder.*learning_rate.*--start .*drafter"):
         trainer(tmp_path, objective=objective).run()
 
 
