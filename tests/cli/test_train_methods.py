@@ -130,6 +130,9 @@ def test_going_on_and_refusing(target: Path, prompts: Path, tmp_path: Path) -> N
     assert '"step": 6' in log.read_text().removeprefix(before)
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("Say 0", "Tell 0"))
+    with pytest.raises(InvalidRequest, match="'p0' was another prompt when it was answered"):
+        run("medusa", target, other, tmp_path / "run")
+    other.write_text(prompts.read_text() + '{"id": "more", "turns": ["More?"]}\n')
     with pytest.raises(InvalidRequest, match=r"prompts\.sha256="):
         run("medusa", target, other, tmp_path / "run")
 

@@ -283,7 +283,7 @@ def regenerate(
             name = find_server(asked, endpoint_model).model
         answerer = EndpointAnswerer(endpoint, name, facts[0], facts[2], params, how.batch_size, api_key=api_key)
     before, made, tokens, started = len(store.done), 0, 0, perf_counter()
-    with progress_bar("answers", len({item.id for item in items} - store.done)) as advance:
+    with progress_bar("answers", len({item.id for item in items} - store.done.keys())) as advance:
         for conversation in regenerate(items, store, answerer):
             made += 1
             tokens += sum(map(len, conversation.answers))

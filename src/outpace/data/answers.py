@@ -106,20 +106,23 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The target's answers to one prompt. `answers`: token ids per turn, with the EOS where the target generated it."""
+    """The target's answers to one prompt. `answers`: token ids per turn, with the EOS where the target generated it.
+    `prompt`: `WorkItem.digest` of what was answered; 0 where it is not recorded."""
 
     id: str
     answers: tuple[tuple[int, ...], ...]
+    prompt: int = 0
 
 
 class AnswerStore:
-    """A folder of answers. `folder`: new, or of an earlier run with the same settings."""
+    """A folder of answers. `folder`: new, or of an earlier run with the same settings. `done`: ids of the prompts that
+    are answered, with `Conversation.prompt`."""
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any]) -> None:
         self._files, self.about = PartFolder(folder, CONTENTS), dict(about)
         self._files.claim(self.about)
         self.folder = self._files.path
-        self.done = {conversation.id for conversation in read_answers(self.folder)}
+        self.done = {conversation.id: conversation.prompt for conversation in read_answers(self.folder)}
 
     def write(self, conversations: Sequence[Conversation]) -> None:
         """Add a part."""
@@ -131,9 +134,10 @@ class AnswerStore:
             "ids": ids.to(torch.uint16 if int(self.about["vocab_size"]) <= 1 << 16 else torch.int32),
             "lengths": torch.tensor([len(one) for one in answers], dtype=torch.int32),
             "turns": torch.tensor([len(one.answers) for one in conversations], dtype=torch.int32),
+            "prompts": torch.tensor([one.prompt for one in conversations], dtype=torch.int64),
         }
         self._files.write(tensors, [one.id for one in conversations])
-        self.done |= {one.id for one in conversations}
+        self.done |= {one.id: one.prompt for one in conversations}
 
 
 def read_about(folder: str | Path) -> dict[str, Any]:
@@ -146,8 +150,11 @@ def read_answers(folder: str | Path) -> Iterator[Conversation]:
     for path in PartFolder(folder, CONTENTS).parts():
         with opened(path) as (file, names):
             ids, lengths, turns = (file.get_tensor(name).long() for name in ("ids", "lengths", "turns"))
-        if len(names) != len(turns) or int(lengths.sum()) != len(ids) or int(turns.sum()) != len(lengths):
+            is_recorded = "prompts" in file.keys()  # noqa: SIM118
+            prompts = file.get_tensor("prompts") if is_recorded else torch.zeros_like(turns)
+        counts = {len(names), len(turns), len(prompts)}
+        if len(counts) > 1 or int(lengths.sum()) != len(ids) or int(turns.sum()) != len(lengths):
             raise contradiction(path)
         answers = iter(ids.split(lengths.tolist()))
-        for name, count in zip(names, turns.tolist(), strict=True):
-            yield Conversation(name, tuple(tuple(next(answers).tolist()) for _ in range(count)))
+        for name, count, prompt in zip(names, turns.tolist(), prompts.tolist(), strict=True):
+            yield Conversation(name, tuple(tuple(next(answers).tolist()) for _ in range(count)), prompt)

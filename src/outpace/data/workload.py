@@ -24,6 +24,12 @@ class WorkItem:
     raw: bool = False
     category: str = field(default="", compare=False)
 
+    @property
+    def digest(self) -> int:
+        """A hash of what is asked, from 1 on."""
+        asked = json.dumps([self.turns, self.raw]).encode()
+        return 1 + int.from_bytes(hashlib.blake2b(asked, digest_size=7).digest(), "little")
+
     def prompt(self, turn: int, answers: list[str]) -> Any:
         """The prompt of a turn, given the answers to earlier turns."""
         if self.raw:

@@ -23,7 +23,7 @@ from outpace.endpoint.server import sampling_fields
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.tokenizer import TextCodec
-from outpace.train.data import by_id
+from outpace.train.data import by_id, check_asked
 
 PART, PART_SECONDS = 256, 120.0
 """Conversations per part, and seconds until a smaller one is written: the most that a run loses when it is killed."""
@@ -75,9 +75,11 @@ def regenerate(
         answerer: the engine or a server.
 
     Raises:
-        InvalidRequest: two prompts with the same id.
+        InvalidRequest: two prompts with the same id, or one that was another when it was answered.
     """
     wanted = by_id(items)
+    for name in wanted.keys() & store.done.keys():
+        check_asked(wanted[name], store.done[name])
     made: list[Conversation] = []
     written = monotonic()
 
@@ -146,7 +148,7 @@ class EngineAnswerer:
                         one.session = session
                         continue
                     running.remove(one)
-                    yield Conversation(one.item.id, tuple(one.answers))
+                    yield Conversation(one.item.id, tuple(one.answers), one.item.digest)
         finally:
             for one in running:
                 self._model.engine.cancel(one.session)
@@ -236,7 +238,7 @@ class EndpointAnswerer:
                 ids = [*ids, self._eos[0]]
             answers.append(tuple(ids))
             texts.append(text)
-        return Conversation(item.id, tuple(answers))
+        return Conversation(item.id, tuple(answers), item.digest)
 
     def _post(self, endpoint: Endpoint, item: WorkItem, turn: int, texts: list[str]) -> tuple[str, dict[str, Any]]:
         """The text and the choice that answer a turn."""

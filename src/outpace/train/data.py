@@ -26,6 +26,15 @@ def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:
     return known
 
 
+def check_asked(item: WorkItem, prompt: int) -> None:
+    """Refuse a prompt whose id another had when it was answered. `prompt`: as `Conversation` records it."""
+    if prompt not in (0, item.digest):
+        raise InvalidRequest(
+            f"prompts: {item.id!r} was another prompt when it was answered; give the file that was answered, or choose "
+            "a new folder for answers"
+        )
+
+
 def training_samples(
     items: Iterable[WorkItem], conversations: Iterable[Conversation], codec: TextCodec, max_length: int
 ) -> Iterator[TrainingSample]:
@@ -38,6 +47,7 @@ def training_samples(
             raise InvalidRequest(
                 f"prompts: no prompt {conversation.id!r}, which was answered; give the file that was answered"
             )
+        check_asked(item, conversation.prompt)
         texts: list[str] = []
         for turn, answer in enumerate(conversation.answers):
             prompt = encode_prompt(codec, item, turn, texts)

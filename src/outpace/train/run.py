@@ -182,7 +182,7 @@ def _answers_of(
     params = sampling_of(how)
     facts = load_vocabulary_facts(run.target)
     store = store_for(folder, items, run.target, facts=facts, params=params, endpoint=None, dtype=run.dtype)
-    if missing := {item.id for item in items} - store.done:
+    if missing := {item.id for item in items} - store.done.keys():
         model = load(
             run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size, progress=True
         )

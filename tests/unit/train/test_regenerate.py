@@ -1,5 +1,6 @@
 """Regenerated answers: the target's own, whatever the batch, the order and the interruptions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_two_prompts_of_one_id_are_refused(folder: str, tmp_path: Path) -> None:
     """Guards against an answer stored for two prompts."""
     with pytest.raises(InvalidRequest, match="'one' occurs twice"):
         list(regenerate([ITEMS[0], ITEMS[0]], AnswerStore(tmp_path, ABOUT), EngineAnswerer(model_of(folder), PARAMS)))
+
+
+def test_answers_to_another_prompt_of_the_id_are_refused(folder: str, tmp_path: Path) -> None:
+    """Guards against answers joined with wrong prompts, after lines without ids have moved in their file."""
+    model = model_of(folder)
+    list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), EngineAnswerer(model, PARAMS)))
+    moved = [replace(ITEMS[0], turns=("Ho.",)), *ITEMS[1:]]
+    with pytest.raises(InvalidRequest, match="'one' was another prompt when it was answered"):
+        list(regenerate(moved, AnswerStore(tmp_path, ABOUT), EngineAnswerer(model, PARAMS)))
+    with pytest.raises(InvalidRequest, match="'one' was another prompt when it was answered"):
+        list(training_samples(moved, read_answers(tmp_path), model.codec, 1000))
+    unrecorded = [replace(one, prompt=0) for one in read_answers(tmp_path)]
+    assert len(list(training_samples(moved, unrecorded, model.codec, 1000))) == 6
 
 
 def test_samples_are_what_the_target_saw(folder: str, tmp_path: Path) -> None:
