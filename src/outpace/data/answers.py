@@ -129,9 +129,14 @@ class AnswerStore:
         if not conversations:
             return
         answers = [torch.tensor(ids, dtype=torch.int64) for one in conversations for ids in one.answers]
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *answers])
+        ids, size = torch.cat([torch.empty(0, dtype=torch.int64), *answers]), int(self.about["vocab_size"])
+        if len(ids) and int(ids.max()) >= size:
+            raise ModelError(
+                f"answers={str(self.folder)!r}: one has the id {int(ids.max())}, and the target's vocabulary has "
+                f"{size} ids; let the server answer with the target"
+            )
         tensors = {
-            "ids": ids.to(torch.uint16 if int(self.about["vocab_size"]) <= 1 << 16 else torch.int32),
+            "ids": ids.to(torch.uint16 if size <= 1 << 16 else torch.int32),
             "lengths": torch.tensor([len(one) for one in answers], dtype=torch.int32),
             "turns": torch.tensor([len(one.answers) for one in conversations], dtype=torch.int32),
             "prompts": torch.tensor([one.prompt for one in conversations], dtype=torch.int64),

@@ -10,7 +10,7 @@ from outpace.data import answers as module
 from outpace.data.answers import AnswerStore, Conversation, read_about, read_answers
 from outpace.lib.errors import InvalidRequest, ModelError
 
-ABOUT: dict[str, Any] = {"target": "tiny", "vocab_size": 264, "sampling": {"temperature": 0.5}}
+ABOUT: dict[str, Any] = {"target": "tiny", "vocab_size": 65536, "sampling": {"temperature": 0.5}}
 FIRST = [Conversation("a", ((1, 2, 263), (0,)), 5), Conversation("ü", ((),), 1 << 56), Conversation("cut", ())]
 SECOND = [Conversation("b", ((65535,),))]
 THIRD = [Conversation("c", ((7, 8),))]
@@ -26,6 +26,16 @@ def test_what_is_read_is_what_was_written(vocab_size: int, tmp_path: Path) -> No
     assert list(read_answers(store.folder)) == FIRST + SECOND
     assert store.done == {"a": 5, "ü": 1 << 56, "cut": 0, "b": 0}
     assert len(list(store.folder.glob("part-*"))) == 2
+
+
+@pytest.mark.parametrize("vocab_size", [263, 65536])
+def test_ids_of_another_model_are_refused(vocab_size: int, tmp_path: Path) -> None:
+    """Guards against hours of a wrong server's answers, whose ids would be cut to 16 bits."""
+    store = AnswerStore(tmp_path, ABOUT | {"vocab_size": vocab_size})
+    with pytest.raises(ModelError, match=f"has the id {vocab_size}, and the target's vocabulary has {vocab_size} ids"):
+        store.write([Conversation("a", ((1, vocab_size),))])
+    assert not store.done
+    assert not list(read_answers(tmp_path))
 
 
 @pytest.mark.parametrize("change", [{"target": "other"}, {"sampling": {"temperature": 0.6}}, {"endpoint": "http://x"}])
