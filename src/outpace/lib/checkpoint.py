@@ -16,11 +16,11 @@ from typing import IO, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import attach, int8_of, is_quantized, widened
+from outpace.lib.tensor_file import save_tensors
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -126,7 +126,8 @@ def write_checkpoint(
     """Write config.json and the weights as safetensors.
 
     Raises:
-        ModelError: the folder already holds a checkpoint; a weight is NaN, which is how nets mark what was never set.
+        ModelError: the folder already holds a checkpoint, or cannot be written; a weight is NaN, which is how nets mark
+            what was never set.
     """
     path = Path(folder)
     unset = [name for name, tensor in tensors.items() if tensor.is_floating_point() and bool(tensor.isnan().any())]
@@ -135,7 +136,7 @@ def write_checkpoint(
     if (path / "config.json").exists():
         raise ModelError(f"{folder}: already holds a checkpoint; choose an empty folder")
     path.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / file, {"format": "pt"})
+    save_tensors(path / file, tensors, {"format": "pt"})
     (path / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
 
 

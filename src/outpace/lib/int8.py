@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.lib.errors import ModelError
+from outpace.lib.tensor_file import save_tensors
 
 FIELD, FORMAT = "quantization_config", {"quant_method": "outpace-int8"}
 """In config.json: other engines refuse a format that they do not know."""
@@ -131,6 +132,6 @@ def quantize_file(weights: Path, config: Path) -> None:
             tensors[key], tensors[key + SCALE] = quantized(tensor)
         else:
             tensors[key] = tensor
-    save_file(tensors, weights, {"format": "pt"})
+    save_tensors(weights, tensors, {"format": "pt"})
     fields = json.loads(config.read_text(encoding="utf-8")) | {FIELD: FORMAT}
     config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.tensor_file import save_tensors
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ def save_table(
     about: Mapping[str, str] | None = None,
 ) -> None:
     """Write tensors as a safetensors file, with the size of the target's vocabulary."""
-    path = new_file(file)
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, path, {**(about or {}), "format": kind.format, "vocab_size": str(vocab_size)})
+    said = {**(about or {}), "format": kind.format, "vocab_size": str(vocab_size)}
+    save_tensors(new_file(file), tensors, said)
 
 
 def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, Tensor]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import FIELD as QUANTIZATION
+from outpace.lib.tensor_file import save_tensors
 from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
 from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.loading.registry import Source, resolve
@@ -119,7 +120,7 @@ def _write(folder: Path, config: "PretrainedConfig", weights: dict[str, Tensor])
         vars(plain).pop(ours, None)
     plain.dtype = torch.bfloat16
     plain.save_pretrained(folder)
-    save_file(weights, folder / TENSORS, metadata={"format": "pt"})
+    save_tensors(folder / TENSORS, weights, {"format": "pt"})
 
 
 def _is_ready(folder: Path, identity: dict[str, str]) -> bool:

@@ -383,8 +383,14 @@ class Trainer:
         if accelerator.is_main_process:
             self._states.scratch()
         accelerator.wait_for_everyone()
-        # safetensors would leave out all but one of a GRU's weights, which on CUDA lie in one buffer.
-        accelerator.save_state(str(self._states.unfinished), safe_serialization=False)
+        try:
+            # safetensors would leave out all but one of a GRU's weights, which on CUDA lie in one buffer.
+            accelerator.save_state(str(self._states.unfinished), safe_serialization=False)
+        except (OSError, RuntimeError) as error:  # torch raises the second where a disk is full
+            raise ModelError(
+                f"{self._states.unfinished}: cannot be written ({first_line(error)}); free some space and run the same "
+                "command again"
+            ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             self._states.finish(self._step, counters)

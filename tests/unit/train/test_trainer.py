@@ -178,6 +178,18 @@ def test_an_interrupted_step_loses_no_other(stop: int, tmp_path: Path) -> None:
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a stack of torch's calls in place of what to do."""
+
+    def full(folder: str, safe_serialization: bool) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 64 vs 0\nmore")
+
+    trained = trainer(tmp_path)
+    monkeypatch.setattr(trained._accelerator, "save_state", full)
+    with pytest.raises(ModelError, match=r"unfinished: cannot be written .*unexpected pos.* free some space"):
+        trained.run()
+
+
 def test_early_stop(tmp_path: Path) -> None:
     """Guards against a run that trains on after held-out sequences stopped getting better, or stops at once."""
     done = trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run()

@@ -1,0 +1,22 @@
+"""Writing safetensors files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outpace.lib.errors import ModelError
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write tensors by name, and what the file says of itself.
+
+    Raises:
+        ModelError: a full disk, or a folder that cannot be written; safetensors raises an error of its own kind.
+    """
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, dict(about))
+    except SafetensorError as error:
+        raise ModelError(f"{file}: cannot be written ({error}); free some space, or choose another folder") from error

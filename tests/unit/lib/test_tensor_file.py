@@ -1,0 +1,21 @@
+"""Safetensors files that cannot be written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.lib.checkpoint import write_checkpoint
+from outpace.lib.errors import ModelError
+from outpace.lib.tensor_file import save_tensors
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """Guards against safetensors' own kind of error, which is no OSError and ends commands with a stack of calls."""
+    tensors = {"a": torch.ones(2, 3).T}
+    with pytest.raises(ModelError, match=r"a\.safetensors: cannot be written .*No such file.* free some space"):
+        save_tensors(tmp_path / "absent" / "a.safetensors", tensors, {})
+    with pytest.raises(ModelError, match=r"absent/model: cannot be written"):
+        write_checkpoint(tmp_path, {}, tensors, "absent/model")
+    save_tensors(tmp_path / "a.safetensors", tensors, {"format": "pt"})
+    assert (tmp_path / "a.safetensors").is_file()
