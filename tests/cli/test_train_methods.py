@@ -21,7 +21,7 @@ import outpace
 from outpace.cli import train as train_methods
 from outpace.data.answers import read_answers
 from outpace.drafters.kinds import KINDS
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, ModelError
 from tests.cli.runner import assert_loaded_once, last_json, run_json
 from tests.cli.runner import run as command
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
@@ -153,6 +153,24 @@ def test_a_run_of_nothing_is_refused(target: Path, tmp_path: Path) -> None:
     file.write_text('{"id": "a", "turns": ["x"]}\n')
     with pytest.raises(InvalidRequest, match=r"data\.held_out=2: leaves nothing"):
         run("medusa", target, file, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (("training.batch_size=3",), "training.batch_size=3: must be a multiple"),
+        (("data.held_out=9",), "data.held_out=9: leaves nothing of 9 prompts"),
+        (("--start", "nothing/there"), "start='nothing/there': no such folder"),
+        (("--features", "nowhere"), "features='nowhere': no readable about.json"),
+    ],
+)
+def test_a_mistake_is_told_before_answers_are_made(
+    more: tuple[str, ...], complaint: str, target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Guards against hours of answers before a word that was mistyped."""
+    with pytest.raises((InvalidRequest, ModelError), match=complaint):
+        run("medusa", target, prompts, tmp_path / "run", *more)
+    assert not (tmp_path / "run" / "answers").exists()
 
 
 def test_a_full_disk_is_told_before(

@@ -34,7 +34,7 @@ from outpace.models.loading.precision import choose_device, choose_dtype, comput
 from outpace.models.loading.shipped import find_drafter
 from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
-from outpace.train.data import SampleSet, TrainingData, training_samples
+from outpace.train.data import BatchSampler, SampleSet, TrainingData, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, stored_features
 from outpace.train.records import check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
 from outpace.train.trainer import DRAFTER, STATES, Trainer
@@ -100,6 +100,7 @@ def train(
     reuse_freed_memory()
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
+    _check(run, len(items), accelerator.num_processes)
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     samples, held_out = sequences(run, items, folder, target, codec)
@@ -161,6 +162,21 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
     note(f"{len(samples)} sequences, {tokens} tokens: {size / 1e9:.3f} GB in {dtype}")
     captured = capture(samples, target, store, objective.taps, progress)
     return {"captured": captured, "before": before, "bytes": size}
+
+
+def _check(run: Run, prompts: int, processes: int) -> None:
+    """Refuse what can be told before answers are made, which may take hours."""
+    training, held_out = run.settings.training, run.settings.data.held_out_of(prompts)
+    BatchSampler((), training.batch_size, training.micro_batch_size, training.seed, processes=processes)
+    if held_out >= prompts:
+        raise InvalidRequest(
+            f"data.held_out={held_out}: leaves nothing of {prompts} prompts to train on; give more prompts or hold out "
+            "fewer"
+        )
+    if run.start is not None:
+        locate(find_drafter(run.start), FILES, "start")
+    if run.features is not None:
+        FeatureStore.existing(run.features)
 
 
 def _answers_of(
