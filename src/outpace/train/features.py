@@ -38,7 +38,7 @@ class FeatureStore:
     def __init__(self, folder: str | Path, about: Mapping[str, Any], part_bytes: int = PART_BYTES) -> None:
         self._files, self.about, self._part_bytes = PartFolder(folder, CONTENTS), dict(about), part_bytes
         if about["dtype"] not in DTYPES:
-            raise InvalidRequest(f"dtype={about['dtype']!r}: features are stored in {', '.join(DTYPES)}")
+            raise InvalidRequest(f"stored={about['dtype']!r}: features are stored in {', '.join(DTYPES)}")
         self.folder = self._files.path
         self._dtype, self._taps, self._width = about["dtype"], len(about["taps"]), int(about["width"])
         self._files.check(self.about)
@@ -117,7 +117,7 @@ class FeatureStore:
             scales = scales.clamp(min=torch.finfo(torch.float32).tiny)  # for rows of zeros
             packed = {"rows": (apart / scales[:, :, None]).flatten(1).to(kind), "scales": scales}
         if not all(bool(tensor.float().isfinite().all()) for tensor in packed.values()):
-            raise ModelError(f"{name!r}: its features are NaN or beyond {self._dtype}; choose dtype=bfloat16")
+            raise ModelError(f"{name!r}: its features are NaN or beyond {self._dtype}; choose stored=bfloat16")
         return packed
 
     def _add(self, packed: Mapping[str, Mapping[str, Tensor]]) -> None:

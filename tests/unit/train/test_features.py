@@ -109,7 +109,7 @@ def test_other_settings_need_another_folder(change: dict[str, Any], tmp_path: Pa
     FeatureStore(tmp_path, ABOUT).write([("a", rows(3, 0))])
     with pytest.raises(InvalidRequest, match=f"{next(iter(change))}=.*new folder"):
         FeatureStore(tmp_path, ABOUT | change)
-    with pytest.raises(InvalidRequest, match="dtype='int8': features are stored in bfloat16"):
+    with pytest.raises(InvalidRequest, match="stored='int8': features are stored in bfloat16"):
         FeatureStore(tmp_path / "new", ABOUT | {"dtype": "int8"})
 
 
@@ -189,7 +189,7 @@ def test_what_a_dtype_cannot_hold_is_refused(dtype: str, value: float, tmp_path:
     store = FeatureStore(tmp_path, ABOUT | {"dtype": dtype})
     bad = rows(3, 0)
     bad[1, 5] = value
-    with pytest.raises(ModelError, match=f"'bad': its features are NaN or beyond {dtype}; choose"):
+    with pytest.raises(ModelError, match=f"'bad': its features are NaN or beyond {dtype}; choose stored="):
         store.write([("good", rows(3, 1)), ("bad", bad)])
     assert store.has("good")
     assert not store.has("bad")
