@@ -102,7 +102,7 @@ class Suite:
         losses: of the backbone by step of the trainings that exhibits compare, by the name of the drafter.
         load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
         others_use: how many cores others use.
-        others_at_most: the most that they used, looked at about once a minute.
+        others_at_most: the most that they used between two prompts, looked at about once a minute.
     """
 
     folder: Path
@@ -169,7 +169,6 @@ class Suite:
             if model is None or loaded_as != wanted:
                 model, loaded_as = None, wanted  # freed before the next is loaded
                 model = self.load(*wanted)
-            self._look_around()
             self._measure_job(model, job, advance)
             self._write_manifest(date)
         self._write_manifest(date)
@@ -315,6 +314,7 @@ class Suite:
 
         for group in bench.groups(folder.read(bench.group_sizes), one_less):
             folder.append(group)
+            self._look_around()
         advance(job.tokens * max(left, 0), False)
 
 

@@ -78,7 +78,7 @@ class RecordFolder:
         if load := manifest.get("load"):
             texts.append(
                 f"memory bandwidth, measured before, {load['read_gb_per_second']:.0f} GB/s; other programs used "
-                f"{load['others']:.2f} cores before, at most {manifest['others_at_most']:.2f} between its parts"
+                f"{load['others']:.2f} cores before, at most {manifest['others_at_most']:.2f} between prompts"
             )
         return texts
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_a_run_that_ended_at_once_has_a_report(suite: Callable[[], Suite]) -> No
     records.write_text('{"method"')
     (found,) = write_report("graft", [exhibit()], [RecordFolder.read(own.folder)], own.folder)
     assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 3, "TR": 3, "PLD": 3}
+
+
+def test_other_programs_are_looked_at_between_prompts(
+    suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a report that calls the machine idle because programs ran while a set was measured alone."""
+    own, looks = suite(), iter([0.0, 0.0, 1.5, *[0.0] * 9])
+    own.others_use, own.load_before = looks.__next__, {"others": 0.0, "read_gb_per_second": 1.0}
+    monkeypatch.setattr(measure, "perf_counter", count(step=61).__next__)
+    (found,) = shown(own, exhibit())
+    assert own.others_at_most == 1.5, "the third prompt of the first set"
+    assert "at most 1.50 between prompts" in " ".join(found.source.about())
 
 
 def test_complete_records_stand_before_those_of_a_stopped_run(suite: Callable[[], Suite]) -> None:
