@@ -84,16 +84,16 @@ def bench(
         str | None,
         typer.Option(
             metavar="REQUESTS",
-            help="Requests in flight: as one ends, the next of the batch begins. By default all; of a server several "
-            "levels, one after the other, as 1,2,4,8: by default 1.",
+            help="Requests in flight: as one ends, the next of the batch begins; by default all. With --endpoint one "
+            "or several levels, such as 1,2,4,8; by default 1.",
         ),
     ] = None,
     request_rate: Annotated[
         float | None,
         typer.Option(
             metavar="PER SECOND",
-            help="Of a server: requests arrive at random at this rate, and the concurrency is the most in flight; by "
-            "default one arrives as another ends.",
+            help="With --endpoint: requests arrive at random at this rate, and the concurrency is the most in flight; "
+            "by default one arrives as another ends.",
             show_default=False,
         ),
     ] = None,

@@ -32,13 +32,13 @@ def convert(
         typer.Option(
             metavar="MODEL",
             help="Folder or hub id of the target, whose LM head is copied where a drafter has none and the layout "
-            "holds one.",
+            "needs one.",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="DTYPE", help="Cast to float32, bfloat16 (SGLang's for Domino) or float16; by default none."
+            metavar="DTYPE", help="Cast to float32, bfloat16 (for Domino in SGLang) or float16; by default unchanged."
         ),
     ] = None,
     weights: Annotated[

@@ -27,8 +27,8 @@ def doctor(
     loading: LoadSettings,
     as_json: AsJson = False,
 ) -> None:
-    """Find out why it is slow, or not exact: of the machine, a model on it and its method, measurements with remedies.
-    Exit status 1 if anything needs a look."""
+    """Measure the machine, a model on it and its method, and say why decoding is slow or not exact, with remedies. Exit
+    status 1 if anything needs a look."""
     model = loading.model
     if model is None and any(is_given(context, name) for name in OPTIONS.names):
         raise InvalidRequest("MODEL is missing: without one only the machine is examined, and takes no such options")

@@ -46,7 +46,7 @@ def loading_options(*left_out: str, **defaults: Any) -> SettingsOptions:
 
 ModelName = Annotated[str, option(LoadSettings, "model")]
 ApiKey = Annotated[
-    str | None, typer.Option(metavar="KEY", envvar="OUTPACE_API_KEY", show_default=False, help="Of the server.")
+    str | None, typer.Option(metavar="KEY", envvar="OUTPACE_API_KEY", show_default=False, help="The server's API key.")
 ]
 
 

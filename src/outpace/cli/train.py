@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 Answers = Annotated[str, typer.Option(help="Folder of regenerated answers.")]
 Stored = Annotated[str, typer.Option(help="Format of features: bfloat16, float16 or float8_e4m3fn.")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Over the recipe and --config.")
+    list[str] | None,
+    typer.Argument(metavar="SECTION.FIELD=VALUE", help="Settings that override the recipe and --config."),
 ]
 Config = Annotated[str | None, typer.Option(help="YAML file of settings.")]
 
@@ -90,9 +91,13 @@ def train_command(method: str, title: str) -> Callable[..., None]:
         out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run resumes there.")],
         settings: Settings = None,
         config: Config = None,
-        answers: Annotated[str | None, typer.Option(help="Folder of regenerated answers; else they are made.")] = None,
-        features: Annotated[str | None, typer.Option(help="Folder of captured features; else they are made.")] = None,
-        start: Annotated[str | None, typer.Option(help="A drafter to start from; else weights are new.")] = None,
+        answers: Annotated[
+            str | None, typer.Option(help="Folder of regenerated answers; by default they are made first.")
+        ] = None,
+        features: Annotated[
+            str | None, typer.Option(help="Folder of captured features; by default training computes them.")
+        ] = None,
+        start: Annotated[str | None, typer.Option(help="A drafter to start from; by default weights are new.")] = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost.")] = False,
         dtype: Dtype = "auto",
         device: Device = "auto",
@@ -192,8 +197,8 @@ def transitions(
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
-    """Rank the tokens that the target expects after each token, and each pair, over prompts and answers: for the option
-    warm=FILE. No drafter is needed, and no gradients are computed."""
+    """Rank the tokens that the target expects after each token and each pair of tokens in prompts and answers, for the
+    option warm=FILE. It needs no drafter and computes no gradients."""
     quieten_transformers()
     from outpace.data.answers import read_about
     from outpace.data.workload import read_workloads
@@ -239,7 +244,7 @@ def regenerate(
     prompts: Prompts,
     out: Annotated[str, typer.Option(help="Folder for the answers; an interrupted run resumes there.")],
     method: Annotated[str, typer.Option(help="How to draft; a full batch seldom gains from it.")] = "plain",
-    drafter: Annotated[str | None, typer.Option(help="For the methods that need one.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Drafter of the method, if it needs one.")] = None,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = "auto",
     device: Device = "auto",

@@ -53,8 +53,8 @@ def tune(
     forget: Annotated[bool, typer.Option("--forget", help="Delete the profile instead of making one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best method for a model on this machine and keep it as a profile, which is used wherever no method is
-    named. Exit status 1 if a candidate changed an output."""
+    """Find the best method for a model on this machine and store it as a profile, the default from then on. Exit
+    status 1 if a candidate changed an output."""
     from outpace.bench.runner import split_methods
     from outpace.bench.tune import candidates, measuring, spread
     from outpace.bench.tune import tune as find

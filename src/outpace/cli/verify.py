@@ -39,10 +39,14 @@ def verify(
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(metavar="TEMPERATURE", help="Temperatures to certify, 0 for greedy; by default 0 and 1."),
+        typer.Option(
+            metavar="TEMPERATURE",
+            help="Temperature to certify, 0 for greedy; by default 0 and 1. May be given several times.",
+        ),
     ] = None,
     batch_size: Annotated[
-        list[int] | None, typer.Option(help="Prompts that share the engine in a method's run; by default 1.")
+        list[int] | None,
+        typer.Option(help="Prompts that are decoded together; by default 1. May be given several times."),
     ] = None,
     max_turns: MaxTurns = None,
     as_json: AsJson = False,

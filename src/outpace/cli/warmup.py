@@ -32,8 +32,8 @@ def warmup(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Answer a workload's first prompts, 5 unless FILE:LIMIT gives a number, and write what the method's transition
-    matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter at
-    the budget and temperature given here. Take prompts that are not measured later."""
+    matrix learned, for the option warm=FILE. For a gated method, such as graft, the file also has gates that are
+    calibrated for the drafter at this budget and temperature. Use prompts that you do not measure later."""
     from outpace.bench.runner import warm_up
     from outpace.data.workload import read_workloads
     from outpace.lib.table_file import new_file

@@ -15,9 +15,9 @@ class Nodes:
     pipeline_parallel_size: int = setting(1, "GPUs that share the stack of layers.", unit="GPUS", low=1)
     data_parallel_size: int = setting(1, "Copies of the model, each with requests of its own.", unit="COPIES", low=1)
     nnodes: int = setting(1, "Machines. Each runs this command, with its rank.", unit="MACHINES", low=1)
-    node_rank: int | None = setting(None, "Of this machine; rank 0 answers.", unit="RANK", low=0)
-    master_addr: str | None = setting(None, "Where rank 0 is.", unit="ADDRESS")
-    master_port: int | None = setting(None, "Where ranks meet.", unit="PORT", low=1)
+    node_rank: int | None = setting(None, "Rank of this machine; rank 0 answers.", unit="RANK", low=0)
+    master_addr: str | None = setting(None, "Address of rank 0.", unit="ADDRESS")
+    master_port: int | None = setting(None, "Port of rank 0 at which the ranks meet.", unit="PORT", low=1)
 
     def __post_init__(self) -> None:
         check_fields(self)
