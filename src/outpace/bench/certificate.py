@@ -11,7 +11,7 @@ from outpace.data.workload import WorkItem
 from outpace.methods.catalog import own_budget
 
 # The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16 the
-# widest margin of a flip that float32 did not repeat was 0.257, over 23 flips (docs/log.md).
+# widest margin of a flip that float32 did not repeat was 0.257, over 23 flips.
 ROUNDING_BOUND = {"bfloat16": 0.5, "float16": 0.1, "float32": 1e-3, "float64": 1e-9}
 HIGHER_PRECISION = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
 

@@ -67,7 +67,7 @@ class BuildContext:
     resolved: dict[str, Any] = field(default_factory=lambda: {"files": {}}, compare=False)
 
     def default_budget(self, on_cpu: int, otherwise: int) -> int:
-        """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""
+        """The first number on a CPU, where a pass of more than a few rows is compute-bound; else the second."""
         return on_cpu if self.device.type == "cpu" else otherwise
 
     def warm_file(self, option: str | None) -> str | Path | None:

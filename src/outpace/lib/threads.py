@@ -2,8 +2,7 @@
 
 Two hardware threads of one core share its arithmetic, and a container is stopped for the rest of a period when its
 threads have used its time. A thread that spins occupies a core: next to one busy process a pass on two threads then
-takes several times as long (docs/log.md). OpenMP reads its environment once, when torch is loaded, so this file loads
-without torch.
+takes several times as long. OpenMP reads its environment once, when torch is loaded, so this file loads without torch.
 """
 
 import os

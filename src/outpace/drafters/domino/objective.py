@@ -185,7 +185,7 @@ def build_domino(
 def initialise_head(head: DominoHead, target: FrozenTarget, seed: int) -> None:
     """Initialise Domino's causal head so that it learns from the first step; the paper does not describe this. With
     small weights everywhere W2 gets almost no signal from the state, nor the state from W2, and the head learns nothing
-    for hundreds of steps (docs/log.md). Here W2 is zero, so training begins with the backbone's logits, and W1 reads
+    for hundreds of steps. Here W2 is zero, so training begins with the backbone's logits, and W1 reads
     the state alone, at full scale: W2's first gradients depend on the earlier tokens. `target`: its embedding feeds the
     head; the state's input weights match its scale, which in Gemma is larger by the root of the width."""
     generator = torch.Generator().manual_seed(seed)

@@ -68,7 +68,7 @@ class TrainingSettings(Section):
     optimizer: Literal["adamw", "muon"] = Field(
         default="adamw",
         description="adamw, as all authors use, or muon for matrices and AdamW for the rest, which learns more in "
-        "short runs (docs/log.md).",
+        "short runs (docs/training.md).",
     )
     learning_rate: float = Field(default=6e-4, gt=0, description="After the warm-up.")
     schedule: Literal["cosine", "wsd"] = Field(

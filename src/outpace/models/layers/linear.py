@@ -1,6 +1,6 @@
 """Choose and build the linear layers that replace a model's own: for compiled kernels, for oneDNN, or none.
 
-Both kinds are faster for the few rows of a decoding pass (a third of the time, docs/log.md) and mostly
+Both kinds are faster for the few rows of a decoding pass (a third of the time) and mostly
 batch-invariant: a row's result does not depend on the number of rows in the pass. `models.exactness` measures it.
 """
 

@@ -16,7 +16,7 @@ RankPath = tuple[int, ...]
 LEVEL_COUNTS = (8, 21, 25, 15, 8, 3)
 RANKS = 8
 # How often the token that the target chose was the matrix's candidate of each rank: SmolLM2-135M-Instruct on 50
-# training prompts, 4,448 tokens (docs/log.md). Only the order of their products matters.
+# training prompts, 4,448 tokens. Only the order of their products matters.
 RANK_HIT_RATES = (0.451, 0.111, 0.052, 0.029, 0.024, 0.020, 0.014, 0.013)
 
 # Medusa's static tree: 63 drafted nodes, ranks to 10 (arXiv 2401.10774). The paper gives the procedure (section 2.3.3:
