@@ -53,7 +53,7 @@ class RoundTrace:
 
     @property
     def token_origins(self) -> tuple[Origin, ...]:
-        """Of the tokens of the round, in order."""
+        """The origins of the round's tokens, in order."""
         named: list[Origin] = [self.origins[node] for node in self.path[1:]]
         return (*named, "bonus")
 
@@ -67,7 +67,7 @@ class StepEvent:
         text: text that became certain in this step; empty when the engine has no detokenizer.
         finish_reason: "stop", "length", "cancelled" or "error" when the request ended with this step.
         logprobs: one entry per token if requested, else None.
-        rounds: that decided the tokens, if a trace was requested; the first token of an answer has none.
+        rounds: the rounds that decided the tokens, if a trace was requested; the first token of an answer has none.
     """
 
     request_id: int
@@ -80,7 +80,7 @@ class StepEvent:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Of each token; all "bonus" without a trace."""
+        """The origin of each token; all "bonus" without a trace."""
         named = [origin for one in self.rounds for origin in one.token_origins]
         own: list[Origin] = ["bonus"]
         return tuple((named or own * len(self.tokens))[: len(self.tokens)])
@@ -98,13 +98,13 @@ class RequestMetrics:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
         reused_tokens: prompt tokens that were cached, from the turn before or from another request.
         steps: target passes after prefill.
-        plain_steps: those without drafts, because there were none or none paid for its time.
+        plain_steps: steps without drafts, because there were none or none paid for its time.
         drafted: drafted nodes verified, without pending tokens.
         draft_passes: forward passes of a draft model, without prompts.
         accepted: drafted tokens that were emitted.
-        retrieved, accepted_retrieved: those of both that were retrieved into slots that drafting left free.
-        forced, accepted_forced: those of both that a grammar forced.
-        accepted_by_origin: the accepted ones by origin; the other tokens of the answer are the target's own.
+        retrieved, accepted_retrieved: of `drafted` and of `accepted`, what retrieval added in free slots.
+        forced, accepted_forced: of `drafted` and of `accepted`, what a grammar forced.
+        accepted_by_origin: `accepted` by origin; the other tokens of the answer are the target's own.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         rounds: of each step the tokens emitted, the nodes drafted, and milliseconds from the first token to its end.
         ttft_ms: `Engine.add` to first token, waiting included. decode_ms: first token to last token.

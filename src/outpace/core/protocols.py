@@ -24,12 +24,12 @@ class Needs:
     """Outputs of the target that a method reads, and how it is budgeted.
 
     Attributes:
-        top_k: ids of the k largest logits at every verified node, and at every prompt position of requests that follow
-            no prices; 0 for none.
+        top_k: ids of the k largest logits at every verified node, and at every prompt position of requests without
+            prices of time; 0 for none.
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
             the embeddings, i the output of layer i - 1; the number of layers stands for the output of the final norm,
             one more for its input.
-        prices: nodes of a tree at most where rounds have prices of time (`DraftRequest.prices`); 0 follows none.
+        prices: most nodes of a tree where the cost model chooses them (`DraftRequest.prices`); 0 where it never does.
         whole_trees: it learns from nodes that cannot be accepted, so that none is cut for a grammar.
     """
 
@@ -92,7 +92,7 @@ class PromptChunk:
 
     Attributes:
         tokens: [C] int64.
-        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; no top ids where it follows prices.
+        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; no top ids for requests with prices.
         before: the id before the first of them; NO_TOKEN at the beginning of a prompt.
     """
 
@@ -113,7 +113,7 @@ class Target(Protocol):
         max_length: tokens of one request, prompt and answer together.
         max_slots: requests that can be decoded at a time.
         eos_token_ids: ids that end a request unless it names its own.
-        memory: of its slots.
+        memory: counts the rows of its slots.
     """
 
     vocab_size: int
@@ -207,8 +207,8 @@ class DraftRequest:
         stream: its ids, the last one pending, and the randomness of its next tokens.
         budget: drafted nodes at most; a proposer may move unused ones to other requests of the same round.
         max_depth: depth of a drafted node at most.
-        prices: of the round, where the proposer needs them, no budget was given, and the answer cannot depend on them;
-            else None.
+        prices: what time costs in this round, by which the proposer chooses nodes; None unless the proposer needs it,
+            no budget was given, and the answer cannot depend on it.
     """
 
     stream: Stream

@@ -31,9 +31,9 @@ class Method:
     """A row of the catalog: source x shape x retriever.
 
     Attributes:
-        build: makes its proposer from checked options and what it may ask of the target.
-        summary: in words.
-        options: that it takes, an `Options` with a description on each field.
+        build: makes its proposer from checked options and a `BuildContext`.
+        summary: what it drafts, in words.
+        options: the class of its options, an `Options` with a description on each field.
         drafter: kind of the drafter it drafts with, such as "domino"; None if it needs none.
         remark: what it needs in words, where that is not enough.
     """

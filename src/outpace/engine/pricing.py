@@ -34,8 +34,8 @@ class RoundPlan:
 
     Attributes:
         budgets: drafted nodes of each request at most.
-        prices: of each request; None for those that follow none.
-        is_drafted: false where requests that follow prices or sizes draft nothing, since rounds are faster so.
+        prices: what time costs each request; None where the cost model does not choose its nodes.
+        is_drafted: false where requests that the cost model decides for draft nothing, because rounds are faster so.
     """
 
     budgets: Sequence[int]

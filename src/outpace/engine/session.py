@@ -144,13 +144,14 @@ class Session:
     Attributes:
         new_stopper: makes the checker that ends the answer.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
-        is_priced: its trees follow prices of time.
-        is_sized: its trees do not, but its budget does where it shares rounds with other requests.
+        is_priced: the cost model chooses the nodes of its trees (`budget.costs.Prices`).
+        is_sized: the cost model chooses only its budget, and only in rounds shared with other requests.
         slot: KV slot; None while waiting and after the end.
         prefilled: prompt tokens already written.
         ids: prompt and generated ids. Once the prompt is written the last one is pending: its KV is not written.
-        stopper: that has seen the generated ids.
-        added_at, placed_at, first_token_at: clock readings in seconds; 0 before there was a slot, a token.
+        stopper: the checker of the answer's end, which has seen the generated ids.
+        added_at, placed_at, first_token_at: when it was added, got a slot and got a token, by the clock in seconds; 0
+            before.
         finish_reason, stop_reason, error: how it ended; the first is set last.
         keep: keep the slot at the end, for the next turn of a conversation.
         resume: the kept slot to resume, until it has a slot.
@@ -219,7 +220,7 @@ class Session:
 
     @property
     def length(self) -> int:
-        """Of `ids`, without making them."""
+        """How many `ids` there are, without making the list."""
         return len(vars(self).get("ids", self.prompt_ids))
 
     @property
@@ -298,7 +299,7 @@ class Gain:
         self.stop = stop
 
     def since_first_token(self, now: float) -> float:
-        """Milliseconds."""
+        """Milliseconds from the first token to `now`."""
         return (now - self._first_token_at) * 1e3
 
     def leave_slot(self) -> None:

@@ -47,7 +47,7 @@ class Exactness:
         kind: "bitwise": passes are batch-invariant, and tokens are equal; "rounding": they may not be, and where two
             tokens have almost the same score the other one may be generated (a tie).
         reason: what the probe found.
-        milliseconds: that the probe took; 0 if there was nothing to probe.
+        milliseconds: how long the probe took; 0 if there was nothing to probe.
     """
 
     kind: Literal["bitwise", "rounding"]

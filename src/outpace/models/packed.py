@@ -39,12 +39,12 @@ class PassPart:
     """One request's part of a pass: N fresh rows, which may see S scratch rows of earlier passes.
 
     Attributes:
-        slot: of its keys and values.
+        slot: where its keys and values are.
         tokens: [N] int64.
         offsets: [S + N] logical positions of the scratch and the fresh rows, counted from the committed length.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
         scratch: S.
-        view: the committed rows that are seen, as of `Segment`; None for all.
+        view: the committed rows that its rows attend to, as in `Segment`; None for all.
     """
 
     slot: int
@@ -224,7 +224,7 @@ class PackedModel:
 
     @property
     def memory(self) -> SlotKV:
-        """The slots, as what the engine counts rows of."""
+        """The slots, whose rows the engine counts."""
         return self.kv
 
     def rewind_slot(self, slot: int, length: int) -> None:

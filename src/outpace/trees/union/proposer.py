@@ -1,7 +1,7 @@
 """The union: drafted, recycled and matched tokens compete for the same slots by their probability of acceptance.
 
-Domino or EAGLE-3 drafts a shallow beam; Graft's transition matrix and SAM-Decoding's automaton continue every node of
-it, not the pending token alone; as in DynaTree, confidence decides how wide and deep the tree is. Unlike in the papers
+A drafter drafts a shallow tree; Graft's transition matrix and SAM-Decoding's automaton continue every node of it, not
+the pending token alone; as in DynaTree, confidence decides how wide and deep the tree is. Unlike in the papers
 no source has a share of its own: the next slot is for the candidate that is most likely to be accepted.
 """
 
@@ -308,16 +308,17 @@ def _lesson(model: AcceptanceModel, grown: Growth, order: Sequence[int], observa
 
 
 def _net_gain(prices: Prices | None, gains: Sequence[float]) -> float:
-    """Net gain of nodes over a pass without any, in rounds' gains of their request."""
+    """Net gain of nodes over a pass without any, in multiples of what their request gains in a usual round."""
     return 0.0 if prices is None else prices.best_count(gains)[1] / prices.pace
 
 
 def _kind(net_gain: float) -> int:
-    """Requests are alike in halves of a round's gain without a draft: what a draft adds depends on it."""
+    """The class of a request by what its tree gains without a draft, in halves of a usual round's gain: what a draft
+    adds depends on it."""
     return min(int(2 * net_gain), 10)
 
 
 def _rate_of(requests: Sequence[DraftRequest]) -> float:
-    """Rounds' gains per millisecond, by the first request that follows prices."""
+    """How many usual rounds' gains a millisecond is worth, by the first request with prices."""
     prices = next(request.prices for request in requests if request.prices is not None)
     return prices.rate / prices.pace
