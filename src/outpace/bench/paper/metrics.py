@@ -36,6 +36,7 @@ class Measured:
         equal, of: how many outputs are those of plain decoding.
         bugs: differences that rounding does not explain.
         options: those of the method, with the files and the drafter it started with.
+        ids: of the prompts, in their order; empty where there are none.
     """
 
     own: Mapping[str, Numbers]
@@ -44,6 +45,7 @@ class Measured:
     of: int
     bugs: int
     options: Mapping[str, Any]
+    ids: str = ""
 
     def metric(self, name: str, draws: NDArray[np.int64]) -> Numbers:
         """A metric of drawn prompts, not a number where it was not measured; draws: [times, prompts]."""
@@ -89,7 +91,9 @@ def measured(
             "what it started with; measure it again"
         )
     own, base = ([one if first is None else _first(one, first) for one in some] for some in (records, plain))
-    return Measured(_fields(own), _fields(base), kinds.count("equal"), len(kinds), kinds.count("bug"), options)
+    ids = " ".join(record.get("id", "") for record in records)
+    equal, bugs = kinds.count("equal"), kinds.count("bug")
+    return Measured(_fields(own), _fields(base), equal, len(kinds), bugs, options, ids=ids)
 
 
 def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:

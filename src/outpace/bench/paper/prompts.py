@@ -52,7 +52,8 @@ class PromptSets:
         raise InvalidRequest(f"set {name!r}: {self.data} has no {stem}_dev.jsonl")
 
     def to_warm(self, rounds: int, file: Path) -> str:
-        """The workload of a warm-up: prompts to train on, not those that are measured. `file`: where to write them.
+        """The workload of a warm-up: prompts to train on, not those that are measured; this package's where there are
+        none, which are measured too where no folder is given. `file`: where to write them.
 
         Raises:
             InvalidRequest: there are fewer prompts than rounds.

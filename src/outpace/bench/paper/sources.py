@@ -88,7 +88,10 @@ class RecordFolder:
         return cells_of(exhibit, self.folder, self.is_quick, names, absent, losses)
 
     def described(self, runs: Sequence[ExhibitRun]) -> str:
-        return "; ".join(run.described() for run in runs if run.training is None)
+        text = "; ".join(run.described() for run in runs if run.training is None)
+        if text and self.manifest["data"] == "builtin":
+            text += "; but for each of these sets, and for warm-ups, the same few prompts of this package were taken"
+        return text
 
     def method(self, run: ExhibitRun, row: Row) -> str:
         """With what stood for {warm} and {reserved}, or in for the row's method."""

@@ -59,7 +59,8 @@ class ClaimFinding:
 
 def draws(of: str, size: int) -> NDArray[np.int64]:
     """[1 + RESAMPLES, prompts]: all prompts of a set, then prompts drawn again. Rows and runs have the same of a set,
-    for paired comparisons; sets have their own, so that chance does not favour all of them at once."""
+    for paired comparisons; sets have their own, so that chance does not favour all of them at once. `of`: the set's
+    prompts: two names of the same prompts are no more evidence than one."""
     drawn = np.random.default_rng([size, crc32(of.encode())]).integers(0, max(size, 1), (RESAMPLES, size))
     return np.concatenate([np.arange(size)[None], drawn])
 
@@ -79,7 +80,7 @@ class CellComparison:
         found = {}
         for of in sets or self.sets:
             if (cell := self.cells.get((run, row, of))) is not None:
-                found[of] = cell.metric(name, draws(of, len(cell.own["steps"])))
+                found[of] = cell.metric(name, draws(cell.ids or of, len(cell.own["steps"])))
         return found
 
     def units(self, run: str, row: str, sets: Sequence[str] = ()) -> list[int]:

@@ -1,5 +1,6 @@
 """Verdicts about claims, from numbers whose answer is known."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,16 @@ def test_sets_draw_their_own_prompts() -> None:
     """Guards against sets of one size that all draw the same places, whose intervals are then too wide or narrow."""
     assert not np.array_equal(draws("a", 4), draws("b", 4))
     assert np.array_equal(draws("a", 4), draws("a", 4))
+
+
+def test_two_names_of_the_same_prompts_are_no_more_evidence() -> None:
+    """Guards against intervals that shrink with the number of sets where one file stands for all of them."""
+    same = replace(cell([20.0, 31, 22, 40, 21, 35]), ids="p0 p1 p2 p3 p4 p5")
+    comparison = CellComparison({("cold", "row", of): same for of in "ab"})
+    one, two = (comparison.estimate("tokens_per_step", "cold", "row", sets) for sets in (["a"], ["a", "b"]))
+    assert one is not None
+    assert two is not None
+    assert (one.low, one.high) == pytest.approx((two.low, two.high))
 
 
 def test_a_row_that_is_absent_is_named() -> None:
