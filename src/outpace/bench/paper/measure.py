@@ -115,7 +115,6 @@ class Suite:
     names: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     losses: dict[str, list[float]] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=dict)
     load_before: dict[str, float] = field(default_factory=dict)
     others_use: Callable[[], float] = lambda: 0.0
     others_at_most: float = 0.0
@@ -146,9 +145,8 @@ class Suite:
                     "choose a new folder"
                 )
         self.drafters = before | self.drafters
-        self.names, self.machine, self.load_before = about["names"], about.get("machine", {}), about.get("load", {})
+        self.names, self.absent, self.load_before = about["names"], about["absent"], about.get("load", {})
         self.others_at_most, self.losses = about.get("others_at_most", 0.0), about.get("losses", {})
-        self.absent = about["absent"]
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
         """Measure what is not there yet, and read the losses of trainings.
@@ -205,8 +203,9 @@ class Suite:
         return {"target": self.target, "quick": self.is_quick, "data": str(self.prompts.data or "builtin")}
 
     def _write_manifest(self, date: str) -> None:
-        about = self._identity() | {"names": self.names, "absent": self.absent, "machine": self.machine}
-        about |= {
+        about = self._identity() | {
+            "names": self.names,
+            "absent": self.absent,
             "drafters": self.drafters,
             "losses": self.losses,
             "load": self.load_before,
@@ -302,7 +301,6 @@ class Suite:
             prompts_once=run.prompts_once,
         )
         bench = BenchRun(model, plan)
-        self.machine = bench.settings
         folder = RunFolder(self.folder / "records" / job.key / _digest(wanted), bench.settings)
         left = len(items)
 

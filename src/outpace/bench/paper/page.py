@@ -95,7 +95,7 @@ class ShownExhibit:
                         "row": row.name,
                         "method": self.source.method(run, row),
                         "beyond": row.beyond,
-                        "starts_with": cells[0].starts_with if cells else None,
+                        "starts_with": "; ".join(dict.fromkeys(cell.starts_with for cell in cells)) or None,
                         "why_not": self.absent.get(row.name),
                         "prompts": measured[0].prompts if measured else 0,
                         "equal": measured[0].equal if measured and run.training is None else None,

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.measure import SetRun, cells_of, read_manifest
 from outpace.bench.paper.metrics import OF_RECORDS, Measured, measured
 from outpace.bench.paper.verdicts import Cells
-from outpace.bench.records import DRAFT_MS, PHASES, RECORDS
+from outpace.bench.records import DRAFT_MS, PHASES, RECORDS, SETTINGS, object_of, text_of
 from outpace.bench.runner import PLAIN
 from outpace.lib.errors import InvalidRequest
 
@@ -65,13 +66,19 @@ class RecordFolder:
 
     @property
     def name(self) -> str:
-        machine = self.manifest.get("machine", {})
-        return f"{Path(self.manifest['target']).name}, {machine.get('hardware', 'unknown machine')}"
+        machines = dict.fromkeys(str(one["hardware"]) for one in self._settings)
+        return f"{Path(self.manifest['target']).name}, {' and '.join(machines) or 'unknown machine'}"
+
+    @cached_property
+    def _settings(self) -> list[dict[str, Any]]:
+        """Of all records: an exhibit that was added later may be another machine's or version's."""
+        files = [file.with_name(SETTINGS) for file in sorted(self.folder.glob(f"records/*/*/{RECORDS}"))]
+        return [object_of(file, text) for file in files if (text := text_of(file))]
 
     def about(self) -> list[str]:
-        manifest, machine = self.manifest, self.manifest.get("machine", {})
-        made = ", ".join(f"{name} {number}" for name, number in machine.get("versions", {}).items())
-        texts = [f"{machine.get('threads', '?')} threads", made]
+        manifest, made = self.manifest, dict.fromkeys(map(_made, self._settings))
+        texts = list(made)
+        texts += ["rows of different machines or versions were not measured together"] if len(made) > 1 else []
         texts += ["quick: few prompts, short answers" if self.is_quick else "full"]
         texts += [f"prompts of {Path(manifest['data']).name}"]
         texts += [f"measured {manifest['date']}"] if "date" in manifest else []
@@ -102,6 +109,14 @@ class RecordFolder:
         own = found.partition(":")[0] == row.method.partition(":")[0]
         text = "" if own else f", in place of {row.method}, for which this target has no drafter"
         return found.replace(f"{self.folder}/", "") + text
+
+
+def _made(settings: Mapping[str, Any]) -> str:
+    """What records were made by."""
+    versions = {name: number for name, number in settings["versions"].items() if number is not None}
+    made = [f"{name} {number}" for name, number in versions.items()]
+    made += [f"git {settings['git']}"] if settings.get("git") else []
+    return ", ".join([settings["hardware"], f"{settings['threads']} threads", *made])
 
 
 @dataclass

@@ -278,7 +278,6 @@ def test_an_output_that_differs_is_a_bug(suite: Callable[[], Suite], monkeypatch
 def test_a_folder_of_another_target_or_drafter_is_refused(suite: Callable[[], Suite]) -> None:
     """Guards against records of two targets in one table, and of the drafter that ships shown as another one's."""
     shown(suite(), exhibit())
-    assert json.loads((suite().folder / MANIFEST).read_text())["machine"]["model"]
     changes: list[tuple[str, Any, str]] = [
         ("target", "another", "target='tiny'"),
         ("drafters", {"": "mine"}, "drafter that ships, and this run has mine"),
@@ -288,6 +287,26 @@ def test_a_folder_of_another_target_or_drafter_is_refused(suite: Callable[[], Su
         setattr(other, field, value)
         with pytest.raises(InvalidRequest, match=said):
             other.resume()
+
+
+def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
+    """Guards against rows of a machine and a drafter under the name of those that measured last."""
+    own = suite()
+    shown(own, exhibit())
+    first, *_ = sorted(own.folder.glob("records/*/*/settings.json"))
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"hardware": "Abacus", "git": "0ld"}))
+    lines = [json.loads(line) for line in first.with_name("records.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["options"]["drafter"] = {"fingerprint": "0ther"}
+    first.with_name("records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = RecordFolder.read(own.folder)
+    assert "Abacus" in source.name
+    about = " ".join(source.about())
+    assert "git 0ld" in about
+    assert "not measured together" in about
+    (found,) = write_report("graft", [exhibit()], [source], own.folder)
+    started = {line["row"]: line["starts_with"] for line in found.table()}
+    assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther"}
 
 
 def test_rows_after_another_get_its_share(suite: Callable[[], Suite]) -> None:
