@@ -11,6 +11,7 @@ from outpace.bench.paper.measure import MANIFEST
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.page import REPORT, write_report
 from outpace.bench.paper.sources import RecordFolder
+from outpace.bench.paper.verdicts import _decides
 from outpace.drafters.training.settings import settings_of
 from outpace.methods.catalog import parse_method
 
@@ -67,6 +68,17 @@ def test_what_the_papers_own_numbers_contradict_is_said(paper: str) -> None:
                     if first in own and second in own:
                         agrees = sign * (own[first] - own[second]) >= 0
                         assert agrees or claim.contradiction, f"{claim.id}: {place}"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_full_run_can_decide_every_claim(paper: str) -> None:
+    """Guards against a claim that is left open for want of prompts, or batches of them, whatever is measured."""
+    for exhibit in read_exhibits(paper):
+        for claim in exhibit.claims:
+            runs = [run for run in exhibit.runs if run.training is None and run.label in (claim.runs or (run.label,))]
+            kept = [(run, of) for run in runs for of in run.sets if of in (claim.sets or (of,))]
+            if kept and not METRICS[claim.metric].is_exact:
+                assert _decides([-(-run.prompts // run.batch) for run, _ in kept]), claim.id
 
 
 def test_counted_claims_hold() -> None:
