@@ -157,6 +157,9 @@ def test_rows_of_unlike_many_prompts_are_not_compared() -> None:
     assert (found.verdict, found.prompts) == ("undecided", 5)
     found = verdict({"rows": ("fast",), "over": "slow", "at_least": 1.2}, fast=[FAST], slow=[SLOW[:3]])
     assert found.verdict == "not testable here"
+    assert found.why == "no tokens per step in these records, or not of the same prompts for all rows"
+    alone = verdict({"rises": ("fast",)}, fast=[FAST], slow=[SLOW])
+    assert alone.why == "too few runs to compare; a full run has them"
 
 
 def test_the_prompts_needed_are_those_of_the_comparison_that_needs_most() -> None:
