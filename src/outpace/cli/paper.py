@@ -59,7 +59,7 @@ def paper(
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List exhibits, what they need and the minutes they take.")
+        bool, typer.Option("--list", help="List exhibits, their claims, and about how many minutes they decode.")
     ] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing.")] = False,
     as_json: AsJson = False,
@@ -169,4 +169,4 @@ def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
         claims = ", ".join(claim.id for claim in exhibit.claims)
         lines.append([exhibit.name, exhibit.title, ", ".join(sets), claims, takes])
     columns = [Column("exhibit", is_name=True), Column("shows", prose=50), Column("sets", 3, prose=40)]
-    Sheet([*columns, Column("claims", 2, prose=20), Column("takes")], lines).show()
+    Sheet([*columns, Column("claims", 2, prose=20), Column("decoding")], lines).show()
