@@ -103,6 +103,7 @@ class Suite:
         load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
         others_use: how many cores others use.
         others_at_most: the most that they used between two prompts, looked at about once a minute.
+        date: of the last prompt that was measured.
     """
 
     folder: Path
@@ -118,6 +119,7 @@ class Suite:
     load_before: dict[str, float] = field(default_factory=dict)
     others_use: Callable[[], float] = lambda: 0.0
     others_at_most: float = 0.0
+    date: str = ""
     _looked: float = -math.inf
 
     def resume(self) -> None:
@@ -147,6 +149,7 @@ class Suite:
         self.drafters = before | self.drafters
         self.names, self.absent, self.load_before = about["names"], about["absent"], about.get("load", {})
         self.others_at_most, self.losses = about.get("others_at_most", 0.0), about.get("losses", {})
+        self.date = about.get("date", "")
 
     def measure(self, exhibits: Sequence[Exhibit], advance: Callable[[int, bool], None], date: str) -> None:
         """Measure what is not there yet, and read the losses of trainings.
@@ -155,8 +158,13 @@ class Suite:
             advance: called for every prompt of every job, those that only warm included: with the tokens of all rows,
                 and whether they were generated now.
         """
+
+        def advanced(tokens: int, is_new: bool) -> None:
+            self.date = date if is_new else self.date
+            advance(tokens, is_new)
+
         self.losses |= read_losses(exhibits, self.drafters)
-        self._write_manifest(date)
+        self._write_manifest()
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is not None and job.drafter not in self.drafters:
@@ -167,9 +175,9 @@ class Suite:
             if model is None or loaded_as != wanted:
                 model, loaded_as = None, wanted  # freed before the next is loaded
                 model = self.load(*wanted)
-            self._measure_job(model, job, advance)
-            self._write_manifest(date)
-        self._write_manifest(date)
+            self._measure_job(model, job, advanced)
+            self._write_manifest()
+        self._write_manifest()
 
     def total(self, exhibits: Sequence[Exhibit]) -> int:
         """How many tokens `measure` advances by."""
@@ -202,7 +210,7 @@ class Suite:
         """What all records of a folder share."""
         return {"target": self.target, "quick": self.is_quick, "data": str(self.prompts.data or "builtin")}
 
-    def _write_manifest(self, date: str) -> None:
+    def _write_manifest(self) -> None:
         about = self._identity() | {
             "names": self.names,
             "absent": self.absent,
@@ -210,7 +218,7 @@ class Suite:
             "losses": self.losses,
             "load": self.load_before,
             "others_at_most": self.others_at_most,
-            "date": date,
+            "date": self.date,
         }
         write_whole(self.folder / MANIFEST, json.dumps(about, indent=1).encode())
 

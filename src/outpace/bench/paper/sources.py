@@ -81,7 +81,7 @@ class RecordFolder:
         texts += ["rows of different machines or versions were not measured together"] if len(made) > 1 else []
         texts += ["quick: few prompts, short answers" if self.is_quick else "full"]
         texts += [f"prompts of {Path(manifest['data']).name}"]
-        texts += [f"measured {manifest['date']}"] if "date" in manifest else []
+        texts += [f"measured {manifest['date']}"] if manifest.get("date") else []
         if load := manifest.get("load"):
             texts.append(
                 f"memory bandwidth, measured before, {load['read_gb_per_second']:.0f} GB/s; other programs used "

@@ -231,6 +231,10 @@ def test_a_second_exhibit_measures_only_new_rows(suite: Callable[[], Suite], mon
     more = [*ROWS, {"name": "PLD 2", "method": "lookup:budget=2"}]
     found = shown(second, exhibit(), exhibit("table 2", rows=more))
     assert {name.partition(",")[0] for name in asked} == {"plain", "lookup:budget=2"}
+    again = suite()
+    again.resume()
+    again.measure([exhibit()], lambda count, is_new: None, "tomorrow")
+    assert json.loads((second.folder / MANIFEST).read_text())["date"] == "today", "nothing was measured"
     assert [line["row"] for line in found[1].table()] == ["plain", "TR", "PLD", "PLD 2"]
     assert all(line["prompts"] == 6 for line in found[1].table())
 
