@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.metrics import METRICS
-from outpace.bench.paper.sources import RecordSource
+from outpace.bench.paper.sources import INSTEAD, RecordSource
 from outpace.bench.paper.verdicts import FEWEST, CellComparison, ClaimFinding, judge
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
@@ -51,9 +51,15 @@ class ShownExhibit:
         rows, runs = exhibit.rows_of(source.is_quick), exhibit.runs_of(source.is_quick)
         comparison = CellComparison(cells)
         planned, due = exhibit.cells_of(False), exhibit.cells_of(source.is_quick)
+        of_runs = [(run, row) for run in runs for row in rows if comparison.has(run.label, row.name)]
+        replaced = {row.name for run, row in of_runs if INSTEAD in source.method(run, row)}
         findings = [
             judge(claim, runs, comparison, CHECKS, absent, planned=planned, due=due) for claim in exhibit.claims
         ]
+        for place, claim in enumerate(exhibit.claims):
+            if findings[place].numbers and (names := [row for row in claim.named_rows if row in replaced]):
+                text = f"{findings[place].numbers}; {', '.join(names)}: measured by what stands in for it"
+                findings[place] = replace(findings[place], numbers=text)
         svg = draw(exhibit, rows, runs, comparison)
         return cls(
             exhibit=exhibit,

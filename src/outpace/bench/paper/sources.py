@@ -19,6 +19,8 @@ from outpace.bench.runner import PLAIN
 from outpace.lib.errors import InvalidRequest
 
 Record = dict[str, Any]
+INSTEAD = ", in place of "
+"""After a method that stands in for a row's own, before that."""
 
 
 class RecordSource(Protocol):
@@ -107,7 +109,7 @@ class RecordFolder:
         key = SetRun(run, run.sets[0], row.needs_drafter).key
         found: str = self.manifest["names"].get(f"{key} {row.method}", row.method)
         own = found.partition(":")[0] == row.method.partition(":")[0]
-        text = "" if own else f", in place of {row.method}, for which this target has no drafter"
+        text = "" if own else f"{INSTEAD}{row.method}, for which this target has no drafter"
         return found.replace(f"{self.folder}/", "") + text
 
 

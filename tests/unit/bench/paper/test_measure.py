@@ -173,7 +173,13 @@ def test_a_row_without_a_drafter_is_measured_by_what_stands_in_for_it(suite: Cal
     in a row that passes for a drafter that is missing."""
     lacking = {"name": "Medusa", "method": "medusa:budget=7", "stand_in": "recycle:budget=3"}
     wrong = {"name": "TR", "method": "recycle:budget=6,warm=lost.safetensors", "stand_in": "recycle:budget=2"}
-    (found,) = shown(suite(), exhibit(rows=[ROWS[1], lacking, wrong], claims=[]))
+    claims = [
+        {"id": f"G{n}", "text": "x", "metric": "tokens_per_step", "rows": (row,), "at_least": 0.1}
+        for n, row in enumerate(("Medusa", "PLD"))
+    ]
+    (found,) = shown(suite(), exhibit(rows=[ROWS[1], lacking, wrong], claims=claims))
+    said = [one.numbers.endswith("; Medusa: measured by what stands in for it") for one in found.findings]
+    assert said == [True, False]
     lines = {line["row"]: line for line in found.table()}
     assert lines["Medusa"]["prompts"] == 6
     assert lines["Medusa"]["method"].startswith("recycle:budget=3, in place of medusa:budget=7")
