@@ -151,6 +151,15 @@ def test_best_first_trees_change_no_answer(
             assert found.generated == wanted.generated
 
 
+def test_a_tree_under_rejection_does_not_depend_on_the_options_of_others() -> None:
+    """Guards against trees whose nodes have other numbers beside a request that needs levels: the noise that accepts a
+    node is keyed by its number, so that the same seed would say something else."""
+    source, ids = source_of("lattice", tiny_target(tiny_config("llama")), noise=False), PROMPTS[0]
+    own = draft_request(ids, 9, 9, temperature=1.0, verification="rejection")
+    assert source.grows([draft_request(ids, 9, 9)])
+    assert source.grows([own]) == source.grows([own, draft_request(ids, 9, 9, repetition_penalty=1.3)])
+
+
 def test_rejection_draws_from_the_candidates() -> None:
     """Guards against chains under rejection whose stated distribution is not the one that they were drawn from."""
     target = tiny_target(tiny_config("llama"))
