@@ -55,12 +55,9 @@ def training_samples(
             ids = torch.tensor([*prompt, *answer])[:max_length]
             if len(ids) > len(prompt):
                 mask = torch.arange(len(ids)) >= len(prompt)
-                yield TrainingSample(sequence_name(item, turn), ids, mask)
-
-
-def sequence_name(item: WorkItem, turn: int) -> str:
-    """What samples and their features are called."""
-    return f"{item.id}/{turn}"
+                # Not of the prompt's ids: templates may name the day.
+                source = _hash(f"{item.digest}/{conversation.answers[: turn + 1]}").hex()
+                yield TrainingSample(f"{item.id}/{turn}", ids, mask, source)
 
 
 def encode_prompt(codec: TextCodec, item: WorkItem, turn: int, texts: list[str]) -> list[int]:
@@ -74,9 +71,11 @@ class SampleSet(Dataset[TrainingSample]):
 
     def __init__(self, samples: Iterable[TrainingSample]) -> None:
         self.names: list[str] = []
+        self._sources: list[str] = []
         starts, prompts, pieces = [0], [], []
         for sample in samples:
             self.names.append(sample.name)
+            self._sources.append(sample.source)
             pieces.append(sample.ids.numpy().astype(np.int32))
             prompts.append(int((~sample.mask).sum()))
             starts.append(starts[-1] + len(sample.ids))
@@ -88,7 +87,8 @@ class SampleSet(Dataset[TrainingSample]):
 
     def __getitem__(self, index: int) -> TrainingSample:
         ids = torch.from_numpy(self._ids[self._starts[index] : self._starts[index + 1]].astype(np.int64))
-        return TrainingSample(self.names[index], ids, torch.arange(len(ids)) >= int(self._prompts[index]))
+        mask = torch.arange(len(ids)) >= int(self._prompts[index])
+        return TrainingSample(self.names[index], ids, mask, self._sources[index])
 
     @property
     def lengths(self) -> Tensor:
@@ -160,7 +160,7 @@ class TrainingData:
 
     Attributes:
         held_out: indices of those to measure on; the others are trained on.
-        stored: reads captured features [T, taps * H] by a sequence's name; None to compute them during training.
+        stored: reads captured features [T, taps * H] by a sequence's key; None to compute them during training.
     """
 
     samples: SampleSet
@@ -229,7 +229,7 @@ class Examples(Dataset[tuple[TrainingSample, int, Tensor | None]]):
 
     def __getitem__(self, place: tuple[int, int]) -> tuple[TrainingSample, int, Tensor | None]:
         sample = self._samples[place[0]]
-        features = None if self._stored is None else self._stored(sample.name)[: len(sample.ids)]
+        features = None if self._stored is None else self._stored(sample.key)[: len(sample.ids)]
         return sample, place[1], features
 
 

@@ -168,14 +168,14 @@ def capture(
     samples: SampleSet, target: FrozenTarget, store: FeatureStore, taps: tuple[int, ...], progress: Progress
 ) -> int:
     """Store the features of the sequences that the store lacks. Returns how many sequences were captured."""
-    missing = [index for index in range(len(samples)) if not store.has(samples.names[index])]
+    missing = [index for index in range(len(samples)) if not store.has(samples[index].key)]
     store.check_room(int(samples.lengths[missing].sum()))
 
     def pairs() -> Iterator[tuple[str, Tensor]]:
         with progress("sequences", len(missing)) as advance:
             for index in missing:
                 sample = samples[index]
-                yield sample.name, target.features(sample.ids[None].to(target.device), [len(sample.ids)], taps)[0]
+                yield sample.key, target.features(sample.ids[None].to(target.device), [len(sample.ids)], taps)[0]
                 advance()
 
     store.write(pairs())
@@ -190,7 +190,7 @@ def stored_features(
     max_length: int,
     answers: Mapping[str, Any],
 ) -> Callable[[str], Tensor]:
-    """A function that reads captured features by the names of sequences. `answers`: the settings of the answers."""
+    """A function that reads captured features by the keys of sequences. `answers`: the settings of the answers."""
     if not taps:
         raise InvalidRequest(f"features={folder!r}: under these settings none are read; leave it out")
     store = FeatureStore.existing(folder)
@@ -219,7 +219,7 @@ def stored_features(
             f"features={folder!r}: captured with data.max_length={store.about.get('max_length')}, and this run has "
             f"{max_length}; capture longer sequences, or train on shorter ones"
         )
-    missing = [name for name in samples.names if not store.has(name)]
+    missing = [name for at, name in enumerate(samples.names) if not store.has(samples[at].key)]
     if missing:
         raise InvalidRequest(
             f"features={folder!r}: {len(missing)} of {len(samples)} sequences are not in it, such as {missing[0]!r}; "
@@ -238,14 +238,14 @@ def expected(
     samples: SampleSet, target: FrozenTarget, stored: Callable[[str], Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The target's distributions over sequences, prompts included, for tables of transitions. `stored`: reads captured
-    inputs of the target's head [T, H] by a sequence's name; None to run the target. Yields of each sequence its ids
+    inputs of the target's head [T, H] by a sequence's key; None to run the target. Yields of each sequence its ids
     but the last [T - 1], the likeliest ids after each [T - 1, 16], and their probabilities [T - 1, 16]."""
     for index in range(len(samples)):
         sample = samples[index]
         if stored is None:
             hidden = target.features(sample.ids[None].to(target.device), [len(sample.ids)], (target.layers,))[0]
         else:
-            hidden = stored(sample.name).to(target.device)
+            hidden = stored(sample.key).to(target.device)
         found = [_likeliest(target, rows) for rows in hidden[:-1].split(ROWS)]
         ids, probs = (torch.cat(parts) for parts in zip(*found, strict=True))
         yield sample.ids[:-1], ids, probs

@@ -1,6 +1,7 @@
 """Which sequences a step gets: the same on any number of processes, and after any interruption."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,10 +22,10 @@ def sample_set(count: int = 23) -> SampleSet:
 
 def test_compact_storage_loses_nothing() -> None:
     """Guards against sequences that begin or end in their neighbours."""
-    given = [sample("a/0", 3, 4), sample("b/0", 1, 1, 70000), sample("c/0", 5, 2, 9)]
+    given = [sample("a/0", 3, 4), sample("b/0", 1, 1, 70000), replace(sample("c/0", 5, 2, 9), source="1f")]
     kept = SampleSet(iter(given))
     for one, again in zip(given, (kept[at] for at in range(3)), strict=True):
-        assert again.name == one.name
+        assert (again.name, again.key) == (one.name, one.key)
         assert torch.equal(again.ids, one.ids)
         assert again.ids.dtype == torch.int64
         assert torch.equal(again.mask, one.mask)
@@ -129,10 +130,11 @@ def test_seeds_are_of_sequence_and_epoch() -> None:
 
 def test_stored_features_are_read() -> None:
     """Guards against features of another sequence, or of a longer one than the batch has."""
-    examples = Examples(sample_set(), lambda name: torch.full((20, 2), float(len(name))))
+    samples = SampleSet(replace(sample_set()[at], source="0" * (at % 2)) for at in range(23))
+    examples = Examples(samples, lambda key: torch.full((20, 2), float(len(key))))
     batch = collate_examples(0, [examples[3, 0], examples[12, 0]])
     assert batch.features.shape == (2, max(batch.lengths), 2)
-    assert batch.features[0, 0, 0] == 4
+    assert batch.features[0, 0, 0] == 6, "of p3/1:0"
     assert batch.features[1, 0, 0] == 5
     short = batch.lengths.index(min(batch.lengths))
     assert bool((batch.features[short, min(batch.lengths) :] == 0).all())

@@ -110,7 +110,13 @@ def test_answers_to_another_prompt_of_the_id_are_refused(folder: str, tmp_path: 
     with pytest.raises(InvalidRequest, match="'one' was another prompt when it was answered"):
         list(training_samples(moved, read_answers(tmp_path), model.codec, 1000))
     unrecorded = [replace(one, prompt=0) for one in read_answers(tmp_path)]
-    assert len(list(training_samples(moved, unrecorded, model.codec, 1000))) == 6
+    keys = [
+        {one.name: one.key for one in training_samples(items, unrecorded, model.codec, longest)}
+        for items, longest in ((ITEMS, 1000), (moved, 1000), (ITEMS, 40))
+    ]
+    assert keys[0].items() ^ keys[1].items() == {("one/0", which["one/0"]) for which in keys[:2]}
+    assert len(keys[0]) == len(keys[1]) == 6
+    assert keys[2].items() < keys[0].items(), "features of longer sequences serve"
 
 
 def test_samples_are_what_the_target_saw(folder: str, tmp_path: Path) -> None:

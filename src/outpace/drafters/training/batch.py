@@ -15,11 +15,18 @@ class TrainingSample:
     Attributes:
         ids: [T] int64, prompt and answer.
         mask: [T] bool, true for tokens that the target generated: the only ones a loss supervises.
+        source: a hash of what was asked and answered, before anything was cut; empty if nothing is stored of it.
     """
 
     name: str
     ids: Tensor
     mask: Tensor
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """What its features are called."""
+        return f"{self.name}:{self.source}" if self.source else self.name
 
 
 @dataclass(frozen=True, eq=False)
