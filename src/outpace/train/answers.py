@@ -76,6 +76,7 @@ def regenerate(
 
     Raises:
         InvalidRequest: two prompts with the same id, or one that was another when it was answered.
+        ModelError: every prompt is left out.
     """
     wanted = by_id(items)
     for name in wanted.keys() & store.done.keys():
@@ -95,6 +96,9 @@ def regenerate(
             if len(made) == PART or monotonic() - written > PART_SECONDS:
                 write()
             yield conversation
+        if answerer.cut and not made and not store.done:  # only those that are left out may be missing in a later run
+            name, reason = next(iter(answerer.cut.items()))
+            raise ModelError(f"answers: every prompt is left out, such as {name!r}: {reason}")
     finally:
         write()
 
@@ -201,7 +205,6 @@ class EndpointAnswerer:
         self._lock = Lock()
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
-        answered = 0
         pool, is_over = ThreadPoolExecutor(self._concurrency), Event()
         with Endpoint(self._url, self._api_key, patient=True) as endpoint:
             asked = [pool.submit(self._converse, endpoint, item, is_over) for item in items]
@@ -209,11 +212,7 @@ class EndpointAnswerer:
                 for future in as_completed(asked):
                     conversation = future.result()
                     if conversation.answers:
-                        answered += 1
                         yield conversation
-                    elif not answered and len(self.cut) == len(items):
-                        reason = next(iter(self.cut.values()))
-                        raise ModelError(f"endpoint={self._url!r}: refuses every prompt: {reason}")
             finally:  # running conversations are not awaited: their next requests fail
                 is_over.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -112,7 +112,7 @@ def test_a_server_that_stops_half_way_loses_nothing(model: outpace.Model, tmp_pa
     ("reply", "said"),
     [
         (Reply([{"error": "no such model"}], 404), r"HTTP 404: no such model; is this the base"),
-        (Reply([{"error": "no option min_p"}], 400), r"refuses every prompt: turn 1: HTTP 400.*min_p"),
+        (Reply([{"error": "no option min_p"}], 400), r"every prompt .* 'one': turn 1: HTTP 400.*min_p"),
         (Reply([b"<html>welcome</html>"], 200), "no OpenAI-compatible answer.*welcome"),
         (Reply([{"choices": []}], 200), "no OpenAI-compatible answer"),
         (Reply([{"choices": [{"message": {"content": None}}]}], 200), "no OpenAI-compatible answer"),
@@ -137,6 +137,9 @@ def test_one_refused_prompt_does_not_end_the_run(model: outpace.Model, tmp_path:
     with serving(strict) as seen:
         answerer = answerer_of(seen.url, model)
         made = {one.id: one.answers for one in regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer)}
+        again = answerer_of(seen.url, model)
+        assert not list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), again))
+    assert again.cut.keys() == {"raw"}
     assert made.keys() == {"one", "talk"}
     assert len(made["talk"]) == 1
     assert answerer.cut.keys() == {"talk", "raw"}

@@ -10,7 +10,7 @@ import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.answers import AnswerStore, read_answers
 from outpace.data.workload import WorkItem
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train import answers as module
 from outpace.train.answers import EngineAnswerer, regenerate, seed_of
 from outpace.train.data import training_samples
@@ -92,6 +92,8 @@ def test_prompts_without_room_are_named(folder: str, tmp_path: Path) -> None:
     assert "long" not in made
     assert answerer.cut["grows"].startswith("turn 2")
     assert len(made["grows"].answers) == 1
+    with pytest.raises(ModelError, match="every prompt is left out, such as 'long': turn 1: .* exceed 110"):
+        list(regenerate(ITEMS[3:], AnswerStore(tmp_path / "none", ABOUT), EngineAnswerer(model, PARAMS)))
 
 
 def test_two_prompts_of_one_id_are_refused(folder: str, tmp_path: Path) -> None:
