@@ -164,6 +164,8 @@ class Endpoint:
         try:
             choice = response.json()["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"]["content"]
+            if text is None and choice.get("token_ids"):
+                text = ""  # of a model whose thoughts come apart, and did not end
             if not isinstance(text, str):
                 raise TypeError("an answer that is no text")
             return text, choice

@@ -18,7 +18,7 @@ from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.data.answers import AnswerStore, Conversation
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.settings import RegenerateSettings
-from outpace.endpoint.client import Endpoint, ServerAway
+from outpace.endpoint.client import THOUGHTS, Endpoint, ServerAway
 from outpace.endpoint.server import sampling_fields
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -230,13 +230,18 @@ class EndpointAnswerer:
                 break
             ids = choice.get("token_ids")
             if ids is None:
+                if any((choice.get("message") or {}).get(name) for name in THOUGHTS):
+                    raise ModelError(
+                        f"endpoint={self._url!r}: returns what the model thinks apart from its answer, and no ids; "
+                        "start the server without a reasoning parser"
+                    )
                 with self._lock:
                     self.encoded += 1
                 ids = self._codec.tokenizer(text, add_special_tokens=False)["input_ids"]
             if choice.get("finish_reason") == "stop" and self._eos and (not ids or ids[-1] not in self._eos):
                 ids = [*ids, self._eos[0]]
             answers.append(tuple(ids))
-            texts.append(text)
+            texts.append(self._codec.decode(ids))  # as training joins them: with thoughts, of which `text` has none
         return Conversation(item.id, tuple(answers), item.digest)
 
     def _post(self, endpoint: Endpoint, item: WorkItem, turn: int, texts: list[str]) -> tuple[str, dict[str, Any]]:

@@ -90,6 +90,21 @@ def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: 
     assert answerer.encoded == 2
 
 
+def test_thoughts_are_a_part_of_answers(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against a run that ends at a thought without an end, and later turns that training joins otherwise."""
+    ids, asked = model.codec.encode("well"), list[Any]()
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        asked.append(body["messages"])
+        message = {"content": None, "reasoning": "well"}
+        return Reply([{"choices": [{"message": message, "finish_reason": "length", "token_ids": ids}]}])
+
+    with serving(answer) as seen:
+        (made,) = regenerate(ITEMS[1:2], AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model))
+    assert made.answers == (tuple(ids), tuple(ids))
+    assert asked[1][1] == {"role": "assistant", "content": "well"}
+
+
 def test_a_server_that_stops_half_way_loses_nothing(model: outpace.Model, tmp_path: Path) -> None:
     """Guards against answers that are paid for and thrown away, and a run that cannot go on."""
     left = [1]
@@ -117,6 +132,7 @@ def test_a_server_that_stops_half_way_loses_nothing(model: outpace.Model, tmp_pa
         (Reply([{"choices": []}], 200), "no OpenAI-compatible answer"),
         (Reply([{"choices": [{"message": {"content": None}}]}], 200), "no OpenAI-compatible answer"),
         (Reply([["choices"]], 200), "no OpenAI-compatible answer"),
+        (Reply([{"choices": [{"message": {"content": "4", "reasoning": "2 + 2"}}]}], 200), "without a reasoning"),
     ],
 )
 def test_other_answers_are_errors(reply: Reply, said: str, model: outpace.Model, tmp_path: Path) -> None:
