@@ -299,7 +299,9 @@ def capture(method: str, target: Path, prompts: Path | str, answers: Path, out: 
     return last_json(result)
 
 
-def test_captured_features_train_the_same(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
+def test_captured_features_train_the_same(
+    target: Path, prompts: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against features of other sequences, taps or lengths, and a capture that cannot go on."""
     run("medusa", target, prompts, tmp_path / "run", "--answers", str(answers), "net.head=target")
     first = capture("medusa", target, prompts, answers, tmp_path / "features", "net.head=target")
@@ -309,6 +311,9 @@ def test_captured_features_train_the_same(target: Path, prompts: Path, answers: 
     assert (again["captured"], again["before"]) == (0, 13)
     stored = ("--answers", str(answers), "--features", str(tmp_path / "features"), "net.head=target")
     run("medusa", target, prompts, tmp_path / "offline", *stored)
+    with monkeypatch.context() as changed:
+        changed.setattr("outpace.models.frozen.FrozenTarget.features", None)
+        run("medusa", target, prompts, tmp_path / "plan", "--dry-run", *stored)  # times no passes of the target
     curves = [[line["loss"] for line in read_log(tmp_path / which) if "loss" in line] for which in ("run", "offline")]
     assert curves[1] == pytest.approx(curves[0], rel=1e-2), "bfloat16 on the way"
     assert curves[1] != curves[0]

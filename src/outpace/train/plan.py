@@ -1,7 +1,7 @@
 """The cost of a run before it starts: counted where possible, else measured on a few passes."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from time import perf_counter
@@ -9,9 +9,11 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from outpace.api import load
 from outpace.core.params import SamplingParams
+from outpace.data.answers import read_about
 from outpace.data.workload import WorkItem, read_workloads
 from outpace.drafters.training.batch import TrainingSample
 from outpace.drafters.training.objective import Objective
@@ -20,6 +22,7 @@ from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
 from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples, encode_prompt
+from outpace.train.features import stored_features
 from outpace.train.run import Run, build, disk_needed, frozen_target, longest_of, sequences, training_precision
 from outpace.train.trainer import make_optimizers, step_all
 
@@ -45,11 +48,16 @@ def plan(run: Run) -> dict[str, Any]:
         if count < 1:
             raise InvalidRequest(f"data.held_out={held_out}: leaves none of {count + held_out} turns to train on")
     objective = build(run, target, codec, samples, ()).to(target.device)
+    stored = None
+    if run.features is not None and run.answers is not None:
+        longest, about = longest_of(run, target), read_about(path_of(run.answers))
+        stored = stored_features(run.features, objective.taps, target, samples, longest, about)
     training = run.settings.training
     sampler = BatchSampler(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
     steps = max(1, -(-round(training.epochs * count) // training.batch_size))
     steps = min(steps, training.max_steps or steps)
-    per_pass, memory = try_training(objective, samples, sampler, training)  # before another copy of the target is there
+    # Before another copy of the target is there.
+    per_pass, memory = try_training(objective, samples, sampler, training, stored)
     seconds = {"training": per_pass * sampler.passes * steps}
     if run.answers is None:
         answers = answer_seconds(run, items, count + held_out, samples.supervised * scale)
@@ -83,19 +91,25 @@ def longest_samples(items: Sequence[WorkItem], codec: TextCodec, answer: int, ma
 
 
 def try_training(
-    objective: Objective, samples: SampleSet, sampler: BatchSampler, settings: TrainingSettings
+    objective: Objective,
+    samples: SampleSet,
+    sampler: BatchSampler,
+    settings: TrainingSettings,
+    stored: Callable[[str], Tensor] | None = None,
 ) -> tuple[float, float]:
-    """Seconds per forward and backward pass, and peak bytes of memory, target and optimizer included."""
+    """Seconds per forward and backward pass, and peak bytes of memory, target and optimizer included. `stored`: as of
+    `TrainingData`."""
     optimizers = make_optimizers(objective.net, settings)
     target, times = objective.target, []
     is_gpu = target.device.type == "cuda"
     precision = training_precision(settings.precision, target.device)
-    examples, size = Examples(samples), sampler.micro_batch_size
+    examples, size = Examples(samples, stored), sampler.micro_batch_size
     for at in range(TRIED_PASSES + 1):  # the first one warms up
         started = perf_counter()
         chosen = [examples[sampler.indices[(at * size + place) % len(sampler.indices)], 0] for place in range(size)]
         batch = collate_examples(0, chosen).to(target.device)
-        batch = replace(batch, features=target.features(batch.ids, batch.lengths, objective.taps))
+        if stored is None:
+            batch = replace(batch, features=target.features(batch.ids, batch.lengths, objective.taps))
         with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             terms = objective(batch, 0.5)
         (terms["loss"] / terms["weight"]).backward()
