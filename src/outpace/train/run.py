@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
 from torch import Tensor
 
 from outpace.api import load
@@ -104,7 +103,7 @@ def train(
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     samples, held_out = sequences(run, items, folder, target, codec)
-    set_seed(run.settings.training.seed)
+    torch.manual_seed(run.settings.training.seed)
     objective = build(run, target, codec, samples, held_out)
     if run.start is not None:
         begin_with(objective, run.start)
