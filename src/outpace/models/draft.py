@@ -276,12 +276,8 @@ def _read_bare(
 
 
 def _check_same_vocabulary(target: TextCodec, draft: TextCodec, name: str) -> None:
-    """Ids must mean the same in both models. Either may have more ids at the end: padding, or added tokens. Spaces may
-    be written as "▁": GGUF files have real ones in added tokens, as Gemma's indents, and folders have not."""
-    wanted, found = (
-        {number: text.replace("▁", " ") for text, number in codec.tokenizer.get_vocab().items()}
-        for codec in (target, draft)
-    )
+    """Ids must mean the same in both models. Either may have more ids at the end: padding, or added tokens."""
+    wanted, found = target.vocabulary(), draft.vocabulary()
     shared = range(min(max(wanted), max(found)) + 1)
     differing = [number for number in shared if wanted.get(number) != found.get(number)]
     if differing:

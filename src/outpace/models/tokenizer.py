@@ -22,6 +22,7 @@ ChatMessage = dict[str, Any]
 
 _SAMPLE = 'So {"Größe": [1, -2.5e3], "日本": "☃ 🎈"}\n\tand on.'
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_PADDING = re.compile(r"\[PAD\d+\]")
 
 
 @stage("building the tokenizer")
@@ -62,9 +63,15 @@ class TextCodec:
         template = self.tokenizer.chat_template
         return _fingerprint(template) if template else None
 
+    def vocabulary(self) -> dict[int, str]:
+        """The token of each id, the same of all files of a model: GGUF files name ids that pad, as "[PAD151665]", and
+        have spaces in added tokens where folders have "▁", as Gemma's indents."""
+        found = self.tokenizer.get_vocab().items()
+        return {number: token.replace(" ", "▁") for token, number in found if not _PADDING.fullmatch(token)}
+
     def vocabulary_fingerprint(self) -> str:
         """A hash of the token of each id."""
-        return _fingerprint(sorted((number, token) for token, number in self.tokenizer.get_vocab().items()))
+        return _fingerprint(sorted(self.vocabulary().items()))
 
     @cached_property
     def longest_token(self) -> int:

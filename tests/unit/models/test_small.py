@@ -276,6 +276,9 @@ def test_a_target_with_other_tokens_is_refused(tmp_path: Path) -> None:
     other.add_tokens(["<added>"])
     with pytest.raises(ModelError, match=r"made for one with outpace_vocabulary='.*; load the target it was trained"):
         load_drafter(str(tmp_path / "draft"), target, TextCodec(other, "other"))
+    padded = byte_tokenizer()
+    padded.add_tokens(["[PAD257]"])  # as in a GGUF file of the target
+    load_drafter(str(tmp_path / "draft"), target, TextCodec(padded, "padded"))
 
 
 KEYS = "layers.1.self_attn.k_proj.weight"

@@ -241,12 +241,13 @@ def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, t
         load(folder, other)
 
 
-def test_added_spaces_are_written_in_two_ways(tmp_path: Path) -> None:
-    """Guards against refusing a folder of Gemma's as the drafter of a GGUF file of Gemma's."""
+def test_files_write_one_vocabulary_in_two_ways(tmp_path: Path) -> None:
+    """Guards against refusing a folder of Gemma's as the drafter of a GGUF file of Gemma's, and a GGUF file of
+    Qwen2.5, which names the ids that pad, as the drafter of Qwen3, which has tokens there."""
     target, drafter = (save_tiny_model(tmp_path / name) for name in ("target", "drafter"))
-    for place, indent in ((target, "  "), (drafter, "▁▁")):
+    for place, added in ((target, ["  ", "<think>"]), (drafter, ["▁▁", "[PAD258]"])):
         tokenizer = byte_tokenizer()
-        tokenizer.add_tokens([indent])
+        tokenizer.add_tokens(added)
         tokenizer.save_pretrained(place)
     assert load(target, drafter).generate(PROMPTS[1], max_new_tokens=2).token_ids
 
