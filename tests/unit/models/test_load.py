@@ -221,6 +221,21 @@ def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:
         outpace.load(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("file", "complaint"),
+    [
+        ("adapter_config.json", r"tuned: adapter_config\.json: is an adapter of 'owner/base', .*; merge both"),
+        ("a.gguf", r"tuned: no config\.json there; load a file of this folder by its path: a\.gguf"),
+    ],
+)
+def test_a_folder_of_something_else_says_what_to_load(file: str, complaint: str) -> None:
+    """Guards against "no config.json, see the hub" for an adapter, and for the folder around GGUF files."""
+    Path("tuned").mkdir()
+    Path("tuned", file).write_text('{"base_model_name_or_path": "owner/base"}')
+    with pytest.raises(ModelError, match=complaint):
+        load_target("tuned", "auto", "cpu", None, 1)
+
+
 def test_short_dtype_names_mean_what_they_mean_elsewhere() -> None:
     """Guards against refusing, or misreading, the names people carry over from other engines."""
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32), ("half", torch.float16)):

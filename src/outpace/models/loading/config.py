@@ -30,7 +30,7 @@ _REFUSED = {
     "transformers_weights": "names other files; rename them to model.safetensors",
     "fusion_config": "would patch the library's layers; remove it",
 }
-CONFIG_NAME = "config.json"
+CONFIG_NAME, ADAPTER = "config.json", "adapter_config.json"
 _MULTI_HEAD = ("gpt2", "gpt_neox")  # families with as many key heads as query heads
 
 # Fields of config.json beyond the family's own: which embedding a draft model uses, and for which tokenizer.
@@ -54,6 +54,7 @@ def read_config(source: Source) -> "PretrainedConfig":
         else:
             from transformers import AutoConfig
 
+            _check_folder(Path(path), source.name)
             if (file := find_file(path, CONFIG_NAME)) is not None:
                 _check_fields(read_object(file), source.name)
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -64,6 +65,19 @@ def read_config(source: Source) -> "PretrainedConfig":
     except Exception as error:
         raise ModelError(f"{source.name}: no model found: {first_line(error)}") from error
     return config  # type: ignore[no-any-return]
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    """Refuse a folder of an adapter, or of GGUF files alone."""
+    if (adapter := folder / ADAPTER).is_file():
+        base = read_object(adapter).get("base_model_name_or_path")
+        raise ModelError(
+            f"{name}: {ADAPTER}: is an adapter of {base!r}, and adapters are not applied; merge both (peft's "
+            f"merge_and_unload), save the whole model and load its folder, without {ADAPTER}"
+        )
+    files = sorted(file.name for file in folder.glob("*.gguf"))
+    if files and not (folder / CONFIG_NAME).is_file():
+        raise ModelError(f"{name}: no {CONFIG_NAME} there; load a file of this folder by its path: {', '.join(files)}")
 
 
 def find_file(path: str, file: str) -> Path | None:
