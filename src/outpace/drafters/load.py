@@ -13,6 +13,7 @@ from outpace.drafters.kinds import kind_of_config, kinds
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint, read_object
 from outpace.lib.errors import ModelError, first_line
+from outpace.models.loading.registry import resolve
 
 FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 """Of a checkpoint's folder those that hold the drafter."""
@@ -48,8 +49,12 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
 
 
 def kind_at(name: str) -> str:
-    """What kind of drafter a folder or hub id holds, by its config.json; a language model if it describes no net."""
-    kind = kind_of_config(read_object(locate(name, ("config.json",), "drafter") / "config.json"))
+    """What kind of drafter a folder, pulled name or hub id holds, by its config.json; a language model if it describes
+    no net, or is a GGUF file."""
+    source = resolve(name)
+    if source.gguf is not None:
+        return LANGUAGE_MODEL
+    kind = kind_of_config(read_object(locate(source.path, ("config.json",), "drafter") / "config.json"))
     return LANGUAGE_MODEL if kind is None else kind.name
 
 

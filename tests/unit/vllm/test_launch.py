@@ -18,7 +18,8 @@ from outpace.drafters.convert import changed_weights
 from outpace.drafters.domino.files import IDS, export_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
-from outpace.drafters.load import load_net
+from outpace.drafters.load import kind_at, load_net
+from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary, save_vocabulary
 from outpace.lib import threads
 from outpace.lib.checkpoint import INDEX, WEIGHTS, read_object, write_checkpoint, write_index
@@ -40,7 +41,7 @@ from outpace.vllm.speculation import speculation
 from tests.unit.api.shipment import SIZES
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD
-from tests.unit.models.tiny import save_tiny_model
+from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
 
 DOMINO, EAGLE = "smollm2-135m/domino", "smollm2-135m/eagle3"
 
@@ -230,6 +231,7 @@ def test_models_that_vllm_cannot_read_are_exported(model: str, tmp_path: Path) -
     assert found is not None
     assert Path(found["model"]).is_dir()
     assert not export_of_target.exists()
+    assert kind_at(str(write_tiny_gguf(tmp_path / "draft.gguf"))) == LANGUAGE_MODEL
     target, codec = load_target(model, "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
     write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
