@@ -118,6 +118,7 @@ def test_it_takes_milliseconds(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"general.architecture": "mamba"}, r"general\.architecture='mamba': not supported; supported are llama"),
+        ({"general.type": "adapter"}, r"general\.type='adapter': not a model by itself; give the model's file"),
         ({"llama.expert_count": 8}, r"llama\.expert_count=8: Mixtral"),
         ({"llama.block_count": None}, r"llama\.block_count is missing; use another file"),
         ({"llama.attention.head_count": [4, 4]}, r"attention\.head_count is list, not one number for all layers"),

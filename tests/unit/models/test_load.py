@@ -93,6 +93,13 @@ def test_a_gguf_file_may_have_any_name(name: str, gguf: Path) -> None:
         assert resolve(given).gguf is not None
 
 
+def test_a_file_of_another_format_is_not_called_incomplete() -> None:
+    """Guards against "download it again" for a whole model.safetensors whose folder was meant."""
+    Path("model.safetensors").write_bytes(bytes(64))
+    with pytest.raises(ModelError, match=r"safetensors: not a GGUF file; .* give the folder with its config\.json"):
+        resolve("./model.safetensors")
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
 def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, tmp_path: Path, share: float) -> None:
     """Guards against an interrupted download that loads with weights missing, or fails with a shape mismatch."""

@@ -186,7 +186,9 @@ class _Cursor:
 
 def _read(cursor: _Cursor, path: Path, status: os.stat_result) -> GgufFile:
     if cursor.number("<I", "its magic") != int.from_bytes(b"GGUF", "little"):
-        raise ValueError("it does not begin with GGUF")
+        raise ModelError(
+            "not a GGUF file; of a model in another format give the folder with its config.json, or download it again"
+        )
     version = cursor.number("<I", "its version")
     if version in {value << 24 for value in _VERSIONS}:
         raise ModelError("a GGUF file for big-endian machines; take the one for little-endian machines")

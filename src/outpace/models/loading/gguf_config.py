@@ -68,6 +68,11 @@ def config_of(file: GgufFile, name: str) -> "PretrainedConfig | PlainConfig":
         ModelError: a value that is missing or contradicts another.
     """
     reader = _Reader(file, name, str(file.values.get("general.architecture")))
+    if (kind := file.values.get("general.type", "model")) != "model":
+        raise ModelError(
+            f"{name}: general.type={kind!r}: not a model by itself; give the model's file, with an adapter merged into "
+            "it (llama-export-lora)"
+        )
     family = _FAMILIES.get(reader.architecture)
     if family is None:
         raise UnsupportedModel(
