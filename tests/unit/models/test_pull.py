@@ -269,6 +269,12 @@ def test_a_suffix_in_capitals_is_found_again_without_a_connection(hub: Hub, monk
     assert fetch_gguf(f"{REPO}:Q8_0") == file
 
 
+def test_a_model_whose_name_says_that_it_has_one_part_is_whole(hub: Hub) -> None:
+    """Guards against "split into 1 files, which cannot be read"."""
+    (hub.folder / REPO / "tiny-instruct-q8_0.gguf").rename(hub.folder / REPO / "tiny-q8_0-00001-of-00001.gguf")
+    assert fetch_gguf(f"{REPO}:Q8_0").name == "tiny-q8_0-00001-of-00001.gguf"
+
+
 def test_without_a_quant_the_default_is_llama_cpps(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against another file than llama-cli takes for the same name."""
     assert fetch_gguf(REPO).name == "tiny-instruct-q4_k_m.gguf"
@@ -308,7 +314,7 @@ def test_a_quant_that_cannot_be_had_names_those_that_can(hub: Hub, monkeypatch: 
         ("model-bf16-00002-of-00003.gguf", "BF16"),
         ("Q6_K/Model-7B.gguf", "Q6_K"),
         ("gpt-MXFP4_MOE.gguf", "MXFP4_MOE"),
-        ("model-f32.gguf", "F32"),
+        ("Model-7B-Q4_K_M-imat.gguf", "Q4_K_M"),
         ("ggml-model.gguf", "GGML-MODEL"),
     ],
 )

@@ -10,7 +10,7 @@ from outpace.models.loading.download import download
 HUB_TIMEOUT_S = 5.0
 DEFAULT_QUANT = "Q4_K_M"
 _NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?::([\w.-]+))?")
-_QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|B?F16|FP16|FP?32)\w*)$", re.IGNORECASE)
+_QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|B?F16|FP16|FP?32)\w*)(?:-imat)?$", re.I)
 _PART_OF = re.compile(r"-\d{5}-of-(\d{5})$")
 _NO_MODELS = ("mmproj", "imatrix")  # parts of names of other GGUF files: image encoders and statistics
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -125,7 +125,7 @@ def _is_model(file: str) -> bool:
 def _parts_of(file: str) -> str | None:
     """How many parts the model of this file has; None where the file is all of it."""
     match = _PART_OF.search(PurePosixPath(file).stem)
-    return None if match is None else match[1]
+    return None if match is None or int(match[1]) == 1 else match[1]
 
 
 def _quant_of(file: str) -> str:
