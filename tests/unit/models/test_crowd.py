@@ -13,19 +13,20 @@ PROGRAM = """
 #include "pool.h"
 #include <cstdio>
 
-// Passes of `waited` out of 100, alone or with two threads.
-static int together(Crowd& crowd, int passes, int waited) {
+// Passes of `waited` out of 100 by each thread but one, alone or with all.
+static int together(Crowd& crowd, int passes, int waited, int size = 2) {
   int found = 0;
   for (int pass = 0; pass < passes; ++pass)
-    if (crowd.take(2) == 2) ++found, crowd.learn(100, waited);
+    if (crowd.take(size) == size) ++found, crowd.learn(size, 100, waited * (size - 1));
   return found;
 }
 
 int main() {
-  Crowd quiet, once, busy;
+  Crowd quiet, once, busy, many, held;
   std::printf("%d ", together(quiet, 100, 20));
   std::printf("%d ", together(once, 2, 90) + together(once, 2, 5) + together(once, 2, 90) + together(once, 94, 5));
   std::printf("%d ", together(busy, 1000, 60));  // three, then one try behind 16, 32, 64, 128, 256 ... passes alone
+  std::printf("%d %d ", together(many, 100, 20, 8), together(held, 3 + 16, 60, 8));
   int freed = 0;
   while (busy.take(2) == 1) ++freed;
   std::printf("%d", freed <= 256 && together(busy, 100, 5) == 100);
@@ -35,7 +36,8 @@ int main() {
 
 def test_passes_go_alone_in_a_crowd(tmp_path: Path) -> None:
     """Guards against threads that wait for one that was put aside, at every meeting of every pass; against one that
-    gives up after a single slow pass, and against one that never tries again."""
+    gives up after a single slow pass, or for the short waits of many threads, and against one that never tries again.
+    """
     source = tmp_path / "crowd.cpp"
     source.write_text(PROGRAM)
     compiler = next(found for name in COMPILERS if (found := shutil.which(name)))
@@ -43,4 +45,4 @@ def test_passes_go_alone_in_a_crowd(tmp_path: Path) -> None:
     command = [compiler, *options, f"-I{SOURCES}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     said = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
-    assert said == ["100", "100", "9", "1"]
+    assert said == ["100", "100", "9", "100", "3", "1"]

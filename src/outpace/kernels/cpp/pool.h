@@ -53,9 +53,10 @@ class Crowd {
     return 1;
   }
 
-  // What a pass of several threads had: nanoseconds in all, and those of them that were waited.
-  void learn(int64_t all, int64_t waited) {
-    if (waited * 4 < all) {
+  // What a pass of `size` threads had: nanoseconds in all, and those that threads waited, together. Where one is put
+  // aside, all others wait.
+  void learn(int size, int64_t all, int64_t waited) {
+    if (waited * 4 < all * (size - 1)) {
       strikes_ = std::max(strikes_ - 1, 0);
       if (strikes_ == 0) pause_ = kFirstPause;
       return;
@@ -126,7 +127,7 @@ class Pool {
     wake_.notify_all();
     work(team);
     team.waited += wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; });
-    crowd_.learn(nanoseconds() - start, team.waited.load());
+    crowd_.learn(size, nanoseconds() - start, team.waited.load());
   }
 
  private:
