@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, InstructionLevel, library_name
+from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, InstructionLevel, levels_of, library_name
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,8 @@ class Target:
 
     @property
     def levels(self) -> list[InstructionLevel]:
-        """Those that differ here: the kernels ask for AMX on Linux alone."""
-        own = [one for one in LEVELS if one.architecture == self.triple.partition("-")[0]]
-        return [one for one in own if one.name != "amx" or self.system == "linux"]
+        """Those that a CPU may get here."""
+        return levels_of(self.triple.partition("-")[0], self.system)
 
 
 TARGETS = {

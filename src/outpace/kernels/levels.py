@@ -72,14 +72,24 @@ def architecture() -> str:
     return _MACHINES.get(machine, machine)
 
 
-def highest_level(architecture: str, instructions: Collection[str]) -> InstructionLevel | None:
+def levels_of(architecture: str, system: str) -> list[InstructionLevel]:
+    """Those of an architecture that differ on a system, named as `sys.platform`: the kernels ask for AMX on Linux
+    alone, and wheels of other systems have no library of that level."""
+    own = [one for one in LEVELS if one.architecture == architecture]
+    return [one for one in own if one.name != "amx" or system == "linux"]
+
+
+def highest_level(
+    architecture: str, instructions: Collection[str], system: str = sys.platform
+) -> InstructionLevel | None:
     """The level of a CPU; None for an architecture without levels.
 
     Args:
         architecture: as `InstructionLevel` has it.
         instructions: that may be used, by Linux's names.
+        system: as `sys.platform`.
     """
-    fitting = [one for one in LEVELS if one.architecture == architecture and one.needed <= set(instructions)]
+    fitting = [one for one in levels_of(architecture, system) if one.needed <= set(instructions)]
     return fitting[-1] if fitting else None
 
 

@@ -16,6 +16,7 @@ from outpace.kernels import instructions, levels
 from outpace.kernels.build import COMPILERS
 from outpace.kernels.instructions import HOLDS, allowed, cpu_flags
 from outpace.kernels.levels import LEVELS, InstructionLevel, architecture, highest_level, library_name
+from scripts.build_kernels import TARGETS
 from tests.unit.models.tiny import needs_kernels
 
 OWN = [one for one in LEVELS if one.architecture == architecture()]
@@ -57,8 +58,8 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def level_of(machine: str, flags: Collection[str]) -> InstructionLevel:
-    level = highest_level(machine, flags)
+def level_of(machine: str, flags: Collection[str], system: str = "linux") -> InstructionLevel:
+    level = highest_level(machine, flags, system)
     assert level is not None
     return level
 
@@ -75,6 +76,16 @@ def test_a_cpu_gets_its_level(cpu: str) -> None:
     """Guards against a library whose instructions a CPU lacks, which ends the process, and against a lesser one."""
     machine, flags, expected = CPUS[cpu]
     assert level_of(machine, flags.split()).name == expected
+
+
+def test_a_cpu_gets_a_level_of_its_wheel() -> None:
+    """Guards against a CPU with AMX on Windows that asks for a library which only Linux's wheel has, and decodes
+    without kernels."""
+    assert level_of("x86_64", SAPPHIRE_RAPIDS.split(), "win32").name == "avx512_vnni"
+    for target in TARGETS.values():
+        for machine, flags, _ in CPUS.values():
+            if target.triple.startswith(machine):
+                assert level_of(machine, flags.split(), target.system) in target.levels
 
 
 def test_no_set_of_instructions_gets_more_than_it_has() -> None:
