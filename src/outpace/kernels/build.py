@@ -96,7 +96,7 @@ def _built(level: InstructionLevel | None) -> Build:
             if compiler is None:
                 missing = f"no C++ compiler ({', '.join(COMPILERS)}) on the path"
                 return Build(None, missing, path)
-            _compile(compiler, (*FLAGS, *instructions), path)
+            _compile(compiler, (*FLAGS, *instructions, *_flags_of_system(compiler)), path)
             seconds = perf_counter() - started
     except (OSError, subprocess.SubprocessError) as error:
         printed: bytes = getattr(error, "stderr", None) or b""
@@ -186,6 +186,16 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         except PermissionError:
             if not path.exists():  # Windows replaces no library that another process has built and loaded meanwhile
                 raise
+
+
+def _flags_of_system(compiler: str, system: str = sys.platform) -> tuple[str, ...]:
+    """What a system needs besides. Python on Windows looks for the libraries that a library needs in no folder of a
+    compiler, and a stack there is not aligned as GCC takes it to be for AVX (its bug 54412): the assembler mends that.
+    """
+    if system != "win32":
+        return ()
+    is_gcc = Path(compiler).stem.lower() == "g++" and architecture() == "x86_64"
+    return ("-static", *(("-Xassembler", "-muse-unaligned-vector-move") if is_gcc else ()))
 
 
 def _instructions(level: InstructionLevel | None) -> tuple[str, tuple[str, ...]]:

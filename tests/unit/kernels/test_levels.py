@@ -187,6 +187,27 @@ def test_two_processes_may_build_at_once(packaged: Path, monkeypatch: pytest.Mon
     assert found.handle is not None, found.reason
 
 
+def test_windows_loads_what_was_built(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a library that needs those of a compiler's folder, which Python does not find, and against vectors
+    of GCC on a stack that is not aligned for them, which end the process."""
+    commands: list[list[str]] = []
+
+    def noted(command: list[str], **options: object) -> None:
+        commands.append(command)
+        Path(command[-1]).write_text("no library")
+
+    monkeypatch.setattr(compiled, "subprocess", SimpleNamespace(run=noted, SubprocessError=subprocess.SubprocessError))
+    monkeypatch.setattr(compiled, "architecture", lambda: "x86_64")
+    monkeypatch.setattr(compiled, "COMPILERS", (sys.executable,))
+    flags = compiled._flags_of_system
+    monkeypatch.setattr(compiled, "_flags_of_system", lambda compiler: flags(compiler, "win32"))
+    compiled.build.__wrapped__()
+    assert "-static" in commands[0]
+    assert flags("g++.exe", "win32") == ("-static", "-Xassembler", "-muse-unaligned-vector-move")
+    assert flags("clang++.exe", "win32") == ("-static",)
+    assert flags("g++", "linux") == ()
+
+
 def test_other_sources_and_flags_have_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an edited source file whose old library is loaded, and costs that were measured with it."""
     shutil.copytree(levels.SOURCES, tmp_path / "cpp")
