@@ -13,6 +13,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """Around each call in the format of Hermes, which Qwen's templates and many others ask for."""
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_HALF = re.compile("[\ud800-\udfff]")
+"""A half of a surrogate pair, which JSON may escape alone and no UTF-8 text can have."""
 _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
 
 
@@ -94,7 +96,8 @@ class CallReader:
 
     def _call(self, inside: str) -> dict[str, Any] | None:
         try:
-            found = json.loads(inside)
+            written = json.dumps(json.loads(inside), ensure_ascii=False, allow_nan=False)  # fails for NaN and 1e999
+            found = json.loads(_HALF.sub("\ufffd", written))
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or not isinstance(found.get("name"), str):

@@ -260,6 +260,21 @@ def test_calls_are_read_out_of_text(step: int) -> None:
     assert reader.has_called
 
 
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [(r'"\ud83d!"', "\ufffd!"), (r'"\ud83d\ude00"', "😀"), ("NaN", None), ("1e999", None)],
+)
+def test_calls_that_the_model_writes_badly_can_be_sent(value: str, read: str | None) -> None:
+    """Guards against a 500, or a stream that breaks off, for half a surrogate pair, and arguments that are no JSON."""
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'
+    (delta,) = CallReader().push(text)
+    assert json.dumps(delta, ensure_ascii=False).encode(), "it has no half of a pair"
+    if read is None:
+        assert delta == {"content": text}
+    else:
+        assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"a": read}
+
+
 def test_arguments_of_calls_are_objects() -> None:
     """Guards against a grammar that makes what is then read as no call: schemas without a type allow any JSON."""
     functions = [Function(name="f", parameters={"properties": {"a": {"type": "integer"}}})]
