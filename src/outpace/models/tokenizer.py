@@ -232,6 +232,12 @@ class Pieces:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
+    def dropped_before(self, token: int) -> str:
+        """The spaces that decoding drops where a text begins with a token: one in most SentencePiece vocabularies."""
+        text = self._tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        spaces = self.text_of(token).removesuffix(text)
+        return "" if spaces.strip(" ") else spaces
+
 
 def _byte_of_character() -> dict[str, int]:
     """The characters by which byte-level vocabularies write bytes: printable ones as they are, the others shifted to

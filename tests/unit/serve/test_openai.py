@@ -8,6 +8,7 @@ import agents
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import decoders
 
 from outpace.serve.requests import Function
 from outpace.serve.tool_calls import CallReader, call_grammar
@@ -102,6 +103,20 @@ def test_log_probabilities_of_completions(served: Served) -> None:
         offset += len(token)
     assert [at for part in parts for at in part.text_offset] == whole.text_offset
     assert [token for part in parts for token in part.tokens] == whole.tokens
+
+
+def test_a_completion_begins_with_its_space(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against "The capital isParis": decoders of SentencePiece's vocabularies drop the space of a first word."""
+    codec = served.model.codec
+    backend, (space,) = codec.tokenizer.backend_tokenizer, codec.encode(" ")
+    dropping = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    monkeypatch.setattr(backend, "decoder", dropping)
+    ask: Any = {"model": NAME, "prompt": "x", "max_tokens": 3, "logit_bias": {str(space): 100}, "temperature": 0}
+    with served.client(_strict_response_validation=False) as client:
+        assert client.completions.create(**ask).choices[0].text == "   "
+        chunks = client.completions.create(**ask, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "   "
+    assert served.chat(max_tokens=3, logit_bias={str(space): 100}).choices[0].message.content == "  "
 
 
 def test_the_generated_token_is_among_the_likely_ones(served: Served) -> None:
