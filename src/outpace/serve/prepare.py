@@ -11,6 +11,7 @@ from outpace.api import Model
 from outpace.core.params import Grammar, SamplingParams
 from outpace.core.settings import settings_of
 from outpace.lib.errors import InvalidRequest
+from outpace.models.tokenizer import TextCodec
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
 from outpace.serve.service import Order, Service
@@ -122,12 +123,9 @@ def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]
         plain = codec.encode_chat(messages)
     except InvalidRequest as error:
         raise ApiError(400, f"messages: {error}", "messages") from error
-    for index, message in enumerate(messages):
-        if "tool_calls" in message:
-            without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
-            if codec.encode_chat(without) == plain:
-                raise refused(f"messages[{index}].tool_calls", f"the chat template of {codec.name} does not show them")
-            break
+    called = next((index for index, message in enumerate(messages) if "tool_calls" in message), None)
+    if called is not None and not _shows_calls(codec, messages, plain):
+        raise refused(f"messages[{called}].tool_calls", f"the chat template of {codec.name} does not show them")
     if not body.may_call:
         return plain
     tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()]
@@ -142,6 +140,14 @@ def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]
     if OPEN not in str(codec.tokenizer.chat_template) or OPEN in special:
         raise refused("tools", f"this server reads calls within {OPEN}, and the chat template asks for another form")
     return ids
+
+
+def _shows_calls(codec: TextCodec, messages: list[dict[str, Any]], shown: list[int]) -> bool:
+    without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
+    try:
+        return codec.encode_chat(without) != shown
+    except InvalidRequest:  # such as Mistral's, in which roles alternate but for calls and their results
+        return True
 
 
 def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:

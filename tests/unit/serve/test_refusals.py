@@ -144,6 +144,19 @@ def test_a_template_without_tools_refuses_them(served: Served, monkeypatch: pyte
     assert "<tool_call>" in error_of(served.post(CHAT | {"tools": [TOOL]}))["message"]
 
 
+def test_a_template_that_relies_on_calls_shows_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a conversation that is refused for what the template says of it without its calls, as Mistral's
+    does, in which roles alternate but for calls and their results."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('twice') }}"
+        "{% endif %}{{ m.role }}{{ m.tool_calls }}{% endfor %}"
+    )
+    monkeypatch.setattr(served.model.codec.tokenizer, "chat_template", template)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = [*CHAT["messages"], {"role": "assistant", "tool_calls": [call]}]
+    assert served.post(CHAT | {"messages": said}).status_code == 200
+
+
 def chain_of(levels: int) -> dict[str, Any]:
     """A schema of small size that nests deeply, each level in a definition of its own."""
     deeper = {f"a{level}": {"type": "array", "items": {"$ref": f"#/$defs/a{level + 1}"}} for level in range(levels)}
