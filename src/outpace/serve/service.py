@@ -164,8 +164,9 @@ class Service:
         sessions = self._thread.sessions()
         running = [session for session in sessions if session.slot is not None]
         target = self._model.target
-        used = sum(session.written for session in running) / (target.max_slots * target.max_length)
-        return len(running), len(sessions) - len(running), used
+        rows, budget = target.max_slots * target.max_length, target.memory.budget
+        rows = rows if budget is None else min(rows, budget)
+        return len(running), len(sessions) - len(running), sum(session.written for session in running) / rows
 
     @asynccontextmanager
     async def running(self, order: Order) -> AsyncIterator[Inbox]:

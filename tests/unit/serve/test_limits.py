@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -335,6 +336,18 @@ def test_metrics_count_what_was_answered(model: Model) -> None:
         page = one.get("/metrics")
         assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in page.text
         assert "vllm:prefix_cache_queries_total" in page.text
+
+
+def test_usage_is_of_the_memory_there_is(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a cache that looks half empty while requests wait for memory: slots may share less than their
+    longest requests need."""
+    with serving(model) as one:
+        monkeypatch.setattr(EngineThread, "sessions", lambda self: [SimpleNamespace(slot=0, written=1024)])
+        monkeypatch.setattr(model.target.kv, "budget", None)
+        assert one.service.occupancy() == (1, 0, 1024 / (2 * model.target.max_length))
+        monkeypatch.setattr(model.target.kv, "budget", 4096)
+        assert one.service.occupancy() == (1, 0, 0.25)
+        monkeypatch.undo()
 
 
 def test_answers_of_every_method_are_plains_with_cancels_going_on(model: Model) -> None:
