@@ -50,7 +50,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         entry |= {"decoded_by": order.method, "prompt_tokens": sum(map(len, order.prompts))}
         entry["stream"] = bool(body.stream)
         if service.settings.log_prompts:
-            entry["body"] = body.model_dump(exclude_unset=True)
+            entry["body"] = body.model_dump(exclude_unset=True, by_alias=True)
         has_logprobs = body.ranked is not None
         form = (
             ChatForm(service.pieces, has_logprobs, body.may_call)

@@ -299,7 +299,8 @@ def test_a_bounded_number_of_methods_is_kept(model: Model) -> None:
 
 
 def test_ids_logs_and_prompts(model: Model) -> None:
-    """Guards against a chosen port or requests that the log does not show, and prompts that are there unasked."""
+    """Guards against a chosen port or requests that the log does not show, prompts that are there unasked, and logged
+    bodies that cannot be sent again."""
     secret = CHAT | {"messages": [{"role": "user", "content": "my secret"}]}
     with serving(model) as one:
         assert [line["url"] for line in one.log.lines if line["event"] == "listening"] == [one.url]
@@ -312,8 +313,9 @@ def test_ids_logs_and_prompts(model: Model) -> None:
         assert (line["path"], line["status"]) == ("/v1/chat/completions", 200)
         assert "secret" not in str(one.log.lines)
     with serving(model, log_prompts=True) as one:
-        one.post(secret)
+        one.post(secret | {"structured_outputs": {"json": {"type": "object"}}})
         wait_until(lambda: "my secret" in str(one.log.lines))
+        assert "'structured_outputs': {'json': {'type': 'object'}}" in str(one.log.lines)
 
 
 def test_metrics_count_what_was_answered(model: Model) -> None:
