@@ -264,12 +264,13 @@ class BatchRows:
             engine.step()
             for row in self._rows:
                 row.follow()
+                if row.session.error is not None:
+                    engine.result(row.session)  # raises it: rows that no EOS ends would wait for this one forever
                 if row.end is not None and self._pad is not None:
                     engine.cancel(row.session)
             self._stream()
         for row in self._rows:
             engine.cancel(row.session)
-            engine.result(row.session)  # raises if the target failed
         if self._streamer is not None:
             self._streamer.end()
         return self._table(self._width())

@@ -11,11 +11,16 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import outpace
-from outpace.core.events import RequestMetrics, Sample
+from outpace.core.events import RequestMetrics
+from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.models.layers.linear import can_pack
+from outpace.plugins.transformers import BatchRow, BatchRows
+from outpace.trees.proposer import EmptyDraft
+from tests.unit.engine.doubles import PROMPT, PoisonedTarget
+from tests.unit.engine.doubles import VOCAB as TOY_VOCAB
 from tests.unit.models.tiny import FAMILIES, VOCAB, random_ids, save_tiny_model, stock_model, tiny_config
 
 PAD = 5
@@ -73,13 +78,13 @@ def test_greedy_ids_are_those_of_stock_generate(model: PreTrainedModel, method: 
 def test_drafts_are_accepted(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a door that returns the right ids because it never drafts."""
     metrics: list[RequestMetrics] = []
-    result = Engine.result
+    cancel = Engine.cancel
 
-    def listening(self: Engine, session: Session) -> Sample:
+    def listening(self: Engine, session: Session) -> None:
         metrics.append(session.metrics)
-        return result(self, session)
+        cancel(self, session)
 
-    monkeypatch.setattr(Engine, "result", listening)
+    monkeypatch.setattr(Engine, "cancel", listening)
     generate(model, padded(), "recycle:budget=12", max_new_tokens=40)
     assert sum(each.accepted for each in metrics) > 0
 
@@ -163,6 +168,18 @@ def test_a_streamer_hears_what_stock_generate_tells_it(model: PreTrainedModel) -
         generate(model, batch, "recycle:budget=12", streamer=ours, eos_token_id=eos)
         assert ours.puts == stock.puts
         assert (ours.ended, stock.ended) == (1, 1)
+
+
+@pytest.mark.parametrize("pad", [PAD, None])
+def test_a_row_that_fails_ends_the_call(pad: int | None) -> None:
+    """Guards against rows that are decoded to their end for nothing or, without an EOS, wait forever."""
+    target = PoisonedTarget(PROMPT[0], len(PROMPT) + 1, float("nan"), vocab_size=TOY_VOCAB, seed=13, max_slots=2)
+    engine, prompts = Engine(target), (PROMPT, [9, 9])
+    sessions = [engine.add(prompt, SamplingParams(max_new_tokens=10), EmptyDraft())[0] for prompt in prompts]
+    rows = [BatchRow(one, torch.tensor(prompt), ()) for one, prompt in zip(sessions, prompts, strict=True)]
+    with pytest.raises(NonFiniteLogits):
+        BatchRows(rows, pad, None).decode(engine)
+    assert len(sessions[1].generated) < 10
 
 
 def test_a_dictionary_is_returned_on_request(model: PreTrainedModel) -> None:
