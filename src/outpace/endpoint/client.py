@@ -1,6 +1,7 @@
 """A client of OpenAI-compatible servers: requests, retries, streams, and errors with a remedy."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import sleep
@@ -112,6 +113,9 @@ CONNECT_S = 10.0
 REFUSALS = (400, 413, 422)  # of a request, such as a prompt that is too long
 BUSY = (429, 503)
 KEY_REFUSED = (401, 403)
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+TLS_FILES = ("ssl_cert_file", "ssl_cert_dir", "sslkeylogfile")
+"""Variables, in either case, that httpx reads when a client is made."""
 Body = Mapping[str, Any]
 
 
@@ -129,7 +133,8 @@ class Endpoint:
         patient: whether a server that cannot be reached or fails is asked again, as a busy one always is.
 
     Raises:
-        InvalidRequest: no address of HTTP, or a key that HTTP cannot carry.
+        InvalidRequest: no address of HTTP, a key that HTTP cannot carry, or proxies or certificates in the environment
+            that cannot be used.
     """
 
     def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
@@ -140,7 +145,14 @@ class Endpoint:
         self._has_key = bool(keys)
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         limits = httpx.Limits(max_connections=None)  # the caller limits the requests in flight
-        self._client = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), headers=headers, limits=limits)
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
+        try:
+            self._client = httpx.Client(timeout=timeout, headers=headers, limits=limits)
+        except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:  # ImportError: a SOCKS proxy's package
+            variables = TLS_FILES if isinstance(error, OSError) else PROXIES
+            named = [name for name in os.environ if name.lower() in variables]  # values may hold passwords
+            text = f"{', '.join(named) or 'the proxy'} of the environment cannot be used: {_reason(error)}"
+            raise InvalidRequest(f"endpoint={self.url!r}: {text}; correct or unset it") from error
 
     def __enter__(self) -> Self:
         return self

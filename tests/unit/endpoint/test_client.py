@@ -1,6 +1,7 @@
 """A client against servers over real sockets, well-behaved and otherwise."""
 
 import re
+import sys
 from time import perf_counter
 from typing import Any
 
@@ -212,6 +213,25 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 10.0
 """
 """As vLLM writes it, and a second engine."""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1080", "httpx.socks."),
+        ("https_proxy", "ftp://proxy", "Unknown scheme"),
+        ("NO_PROXY", "[::1", "Invalid port"),
+        ("SSL_CERT_FILE", "/nowhere/certificates.pem", "No such file"),
+    ],
+)
+def test_an_environment_that_no_client_can_be_made_in(
+    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a traceback, or "No such file" without a name, where a proxy or certificates are set."""
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidRequest, match=f"^endpoint='http://h/v1': .*{variable}.*{said}.*; correct or unset it"):
+        Endpoint("http://h")
 
 
 def test_counts_are_read_from_vllms_page() -> None:
