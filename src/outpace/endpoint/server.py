@@ -90,11 +90,8 @@ class SpeculationCounts:
 
 
 def read_counts(text: str) -> SpeculationCounts | None:
-    """The counters in a page of metrics, in Prometheus's text format; None where speculation is not counted.
-
-    Raises:
-        ModelError: the page is in another format.
-    """
+    """The counters in a page of metrics, in Prometheus's text format; None where speculation is not counted, or the
+    page is another one: LM Studio answers every path with status 200."""
     from prometheus_client.parser import text_string_to_metric_families
 
     totals = {DRAFTED: 0.0, ACCEPTED: 0.0}
@@ -109,8 +106,8 @@ def read_counts(text: str) -> SpeculationCounts | None:
                 elif sample.name == BY_POSITION:
                     position = int(sample.labels["position"])
                     depths[position] = depths.get(position, 0.0) + sample.value
-    except (ValueError, KeyError) as error:
-        raise ModelError(f"metrics: not in Prometheus's text format: {error!r}") from error
+    except (ValueError, KeyError):
+        return None
     if not is_counted:
         return None
     per_depth = tuple(int(depths.get(depth, 0)) for depth in range(max(depths, default=-1) + 1))
