@@ -68,6 +68,17 @@ def test_a_candidate_that_changes_an_answer(folder: str, monkeypatch: pytest.Mon
     assert "plain: nothing is surely faster than plain decoding: no candidate is left" in result.stdout
 
 
+def test_a_folder_that_cannot_be_written(folder: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against minutes of measuring whose result is lost, as with a home that is only read."""
+
+    def measured(*arguments: object) -> None:
+        raise AssertionError("measured before the place was looked at")
+
+    monkeypatch.setattr("outpace.bench.tune.tune", measured)
+    cache.write_text("in the way")
+    assert_refused(tuned(folder, *METHODS), "cannot be written", "; set XDG_CACHE_HOME to another, or give --dry-run")
+
+
 def test_bad_options(folder: str) -> None:
     """Guards against minutes of measuring before an error, and a drafter that nothing would draft with."""
     assert "unknown" in str(tuned(folder, "--methods", "magic").exception)

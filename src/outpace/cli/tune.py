@@ -59,7 +59,7 @@ def tune(
     from outpace.bench.tune import candidates, measuring, spread
     from outpace.bench.tune import tune as find
     from outpace.data.workload import read_workloads
-    from outpace.methods.profile import profile_file, write_profile
+    from outpace.methods.profile import check_place, profile_file, write_profile
 
     if forget:
         idle = ("workload", "methods", "max_turns", "max_new_tokens", "dry_run", "as_json")
@@ -74,6 +74,8 @@ def tune(
         file.unlink(missing_ok=True)
         console.print(f"{'deleted' if was_there else 'there was none:'} {file}", highlight=False, soft_wrap=True)
         return
+    if not dry_run:
+        check_place(file)
     tried, left_out = candidates(loaded) if chosen is None else (chosen, {})
     outcome = find(tried, items, measuring(loaded, params, progress_bar))
     profile = _profile(loaded, outcome, loading.drafter, items, names, params.max_new_tokens)

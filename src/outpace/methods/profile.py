@@ -2,7 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -83,15 +84,29 @@ def found_anywhere(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
+def check_place(file: Path) -> None:
+    """Refuse a place where no profile can be kept, before the minutes that measuring one takes."""
+    with _part_of(file) as part:
+        part.touch()
+        part.unlink()
+
+
 def write_profile(file: Path, profile: Profile) -> None:
     """Keep a profile, instead of the one that there was."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
+    with _part_of(file) as part:
         part.write_text(profile.model_dump_json(indent=2), encoding="utf-8")
         part.replace(file)  # whole or not at all
+
+
+@contextmanager
+def _part_of(file: Path) -> Iterator[Path]:
+    """What is written first, in a folder that there is."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield file.with_suffix(".part")
     except OSError as error:
-        raise InvalidRequest(f"profile {file}: cannot be written: {error}; set XDG_CACHE_HOME to another") from error
+        remedy = "set XDG_CACHE_HOME to another, or give --dry-run"
+        raise InvalidRequest(f"profile {file}: cannot be written: {error}; {remedy}") from error
 
 
 def read_profile(file: Path) -> Profile | None:
