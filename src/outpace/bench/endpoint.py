@@ -1,5 +1,6 @@
 """Measures a server from outside: levels of load, methods where it has them, a record per prompt, method and level."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from outpace.data.workload import WorkItem, fingerprint
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import Server, SpeculationCounts, sampling_fields, speculation_counts, speculation_fields
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.methods.catalog import own_budget
 
 WHOLE_SERVER = "server"  # what a server of others does is one method
 LOADS_PER_GROUP = 4  # prompts per request in flight: a group's start and end weigh little
@@ -171,7 +173,7 @@ class EndpointRun:
         body = sampling_fields(self.plan.params) | {"model": self._server.model}
         body |= {"prompt" if item.raw else "messages": item.prompt(turn, answers)}
         if self._server.is_outpace:
-            has_own = method == PLAIN or "budget=" in method
+            has_own = method == PLAIN or _names_budget(method)
             body |= speculation_fields(method, None if has_own else self.plan.budget)
         return "completions" if item.raw else "chat/completions", body
 
@@ -186,6 +188,14 @@ def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[st
             "started; leave it out"
         )
     return (WHOLE_SERVER,)
+
+
+def _names_budget(method: str) -> bool:
+    """Whether a method names its budget, itself or by a preset; of one that the server alone has, its text says."""
+    try:
+        return own_budget(method) is not None
+    except InvalidRequest:
+        return re.search("[:,]budget=", method) is not None
 
 
 def _slices(prompts: int, levels: Sequence[int]) -> list[Sequence[int]]:
