@@ -189,6 +189,7 @@ REMEDY = "leave it out, or choose a method that drafts with one"
         (("tune", "--forget", "--dry-run"), "dry_run=True: not where --forget deletes a profile"),
         (("count-ngrams", "-w", "missing.jsonl", "--out", "x", "--keep", "0"), "no such file"),
         (("count-ngrams", "-w", "builtin:1", "--out", "x", "--keep", "0"), "keep=0: must be"),
+        (("count-ngrams", "-w", "builtin:1", "--out", "no/x", "--keep", "0"), "its folder does not; name a new file"),
         (("generate", "x", "--method", "recycle", *UNUSED), NOT_USED),
         (("generate", "x", "--method", "outpace:draft=none", *UNUSED), NOT_USED),
         (("chat", "--method", "lookup", *UNUSED), NOT_USED),

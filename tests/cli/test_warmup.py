@@ -120,7 +120,7 @@ def test_warmup_answers_at_a_temperature(folder: str, eagle: str, tmp_path: Path
     assert learned["1", "1"]["tokens"] != learned["1", "2"]["tokens"] != learned["0", "1"]["tokens"]
 
 
-def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an hour of answers thrown away because the file exists: not even the model is looked for."""
     (tmp_path / "there").write_text("")
     for out in (tmp_path / "there", tmp_path / "nowhere" / "warm"):
@@ -129,3 +129,7 @@ def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
             f"{out}: exists already, or its folder does not; name a new file",
         )
     assert (tmp_path / "there").read_text() == ""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    out = tmp_path / "new"
+    said = f"{out}: its folder cannot be written; name a file in another"
+    assert_refused(run("warmup", "-m", str(tmp_path / "none"), "-w", "builtin:1", "--out", str(out)), said)

@@ -14,12 +14,16 @@ NGRAMS = 2_000_000
 Out = Annotated[Path, typer.Option(help="The safetensors file to write.")]
 
 
-def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:
-    """The turns of workloads as a model's ids, one by one, with the size of its vocabulary and its EOS ids."""
+def tokenized_turns(model: str, workload: list[str], out: Path) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:
+    """The turns of workloads as a model's ids, one by one, with the size of its vocabulary and its EOS ids. `out`: the
+    file that is made of them."""
     from outpace.data.workload import read_workloads
 
     items = read_workloads(workload)
     quieten_transformers()
+    from outpace.lib.table_file import new_file
+
+    new_file(out)  # refused before texts are counted, which takes long
     from outpace.models.loading.load import load_vocabulary_facts
 
     codec, vocab_size, eos = load_vocabulary_facts(model)
@@ -36,7 +40,7 @@ def rank_vocabulary(
     from outpace.drafters.ranked_vocabulary import count_tokens, rank_tokens, save_vocabulary
 
     with working("counting tokens"):
-        texts, vocab_size, eos = tokenized_turns(model, workload)
+        texts, vocab_size, eos = tokenized_turns(model, workload, out)
         counts = count_tokens(texts, vocab_size)
     ids = rank_tokens(counts, keep, eos)
     save_vocabulary(out, ids, vocab_size)
@@ -55,7 +59,7 @@ def count_ngrams(
     from outpace.drafters.dart import ngrams
 
     with working("counting n-grams"):
-        texts, vocab_size, _ = tokenized_turns(model, workload)
+        texts, vocab_size, _ = tokenized_turns(model, workload, out)
         table = ngrams.count_ngrams(texts, vocab_size, keep)
     ngrams.save_ngrams(out, table)
     print(json.dumps({"file": str(out), "kept": [len(keys) for keys in table.keys], "of": vocab_size}))
@@ -66,6 +70,6 @@ def tokenize_corpus(model: ModelName, workload: Workload, out: Out) -> None:
     from outpace.trees.retrieval.samd import save_corpus
 
     with working("tokenizing"):
-        texts, vocab_size, _ = tokenized_turns(model, workload)
+        texts, vocab_size, _ = tokenized_turns(model, workload, out)
         kept = save_corpus(out, texts, vocab_size)
     print(json.dumps({"file": str(out), "kept": kept, "of": vocab_size}))

@@ -1,5 +1,6 @@
 """Files of what was counted in texts for one vocabulary: written once, checked when read."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ def new_file(file: str | Path) -> Path:
     path = path_of(file)
     if path.exists() or not path.parent.is_dir():
         raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
+    if not os.access(path.parent, os.W_OK):
+        raise InvalidRequest(f"{path}: its folder cannot be written; name a file in another")
     return path
 
 
