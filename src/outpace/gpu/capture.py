@@ -8,7 +8,6 @@ The tables of a packed pass are padded to a bucket, so that one recorded graph s
 nothing, so their attention is zero, and their keys and values are written to a spare row.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 from outpace.cache.passes import ROWS_PER_TILE, Tables, TilePlan, staged, starts_of, views_of
 from outpace.cache.slots import SlotKV
 from outpace.gpu.backend import next_power, runs_triton
+from outpace.lib.checks import switch
 from outpace.lib.errors import first_line
 from outpace.lib.quick import without_collection
 
@@ -37,8 +37,7 @@ _WARM_UPS = 3  # kernels are compiled and libraries choose before anything is re
 def captures_on(device: torch.device) -> bool:
     """Whether passes on a device run over static buffers: on CUDA with Triton, whose kernels read nothing on the host,
     unless OUTPACE_GRAPHS=off is set; on a CPU in Triton's interpreter, which is for tests, if OUTPACE_GRAPHS=on is."""
-    wish = os.environ.get(VARIABLE, "on" if device.type == "cuda" else "off")
-    return wish != "off" and runs_triton(device)
+    return switch(VARIABLE, device.type == "cuda") and runs_triton(device)
 
 
 @dataclass(eq=False)
@@ -63,7 +62,7 @@ class Graphs:
         self._recorded: dict[Hashable, _Recorded] = {}
         self._outputs: tuple[Tensor, ...] = ()
         self._on_cuda = device.type == "cuda"
-        self._is_off = self._on_cuda and os.environ.get(VARIABLE) == "off"
+        self._is_off = self._on_cuda and not switch(VARIABLE, True)
         if self._on_cuda:
             # One stream for warming up and recording: libraries keep their workspace per stream.
             self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()

@@ -6,7 +6,6 @@ everything is computed by torch's operations, with more calls.
 """
 
 import ctypes
-import os
 import platform
 import shutil
 import subprocess
@@ -33,6 +32,7 @@ from outpace.kernels.levels import (
     library_name,
     library_suffix,
 )
+from outpace.lib.checks import switch
 from outpace.lib.errors import PerformanceWarning
 from outpace.lib.stages import stage
 
@@ -111,12 +111,12 @@ def _built(level: InstructionLevel | None) -> Build:
 
 def loaded_kernels() -> ctypes.CDLL | None:
     """The kernels; None where they cannot be had or are not wanted, and `why_none` says which."""
-    return None if os.environ.get(VARIABLE) == "off" else build().handle
+    return build().handle if switch(VARIABLE, True) else None
 
 
 def why_none() -> str:
     """Why there are no kernels."""
-    return f"{VARIABLE}=off is set" if os.environ.get(VARIABLE) == "off" else build().reason
+    return build().reason if switch(VARIABLE, True) else f"{VARIABLE}=off is set"
 
 
 def kernels_remedy() -> str:
@@ -135,7 +135,7 @@ def kernels_remedy() -> str:
 @cache
 def warn_without_kernels() -> None:
     """Warn, once in a process, that there are no compiled kernels, unless the user switched them off."""
-    if os.environ.get(VARIABLE) == "off" or build().handle is not None:
+    if not switch(VARIABLE, True) or build().handle is not None:
         return
     log = "" if build().log is None else f"; the compiler's output is in {build().log}"
     warnings.warn(

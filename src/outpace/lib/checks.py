@@ -4,6 +4,7 @@ Numbers and ids of NumPy are numbers and ids; True and False never are, though t
 compared.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -72,6 +73,15 @@ def is_int(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a real number; infinity is."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def switch(variable: str, default: bool) -> bool:
+    """Whether an environment variable says on or off; the default where it is not set, or empty. Other words are
+    refused: 0 would be taken for on."""
+    said = os.environ.get(variable, "")
+    if said not in ("", "on", "off"):
+        raise InvalidRequest(f"{variable}={shown(said)}: must be on or off; set it to one of them, or unset it")
+    return said == "on" if said else default
 
 
 def check_flags(**flags: Any) -> None:

@@ -20,6 +20,7 @@ from outpace.doctor.machine import (
 from outpace.kernels import build as compiled
 from outpace.kernels.build import Build
 from outpace.kernels.instructions import HOLDS
+from outpace.lib.errors import InvalidRequest
 from outpace.lib.threads import COUNTS, VARIABLES, Processors
 
 ZEN = "flags : fpu sse4_2 avx avx2 avx512f avx512_vnni avx512_bf16"
@@ -110,6 +111,14 @@ def test_kernels_that_are_there_or_unwanted(monkeypatch: pytest.MonkeyPatch, tmp
     assert said.figures["level"] == "native"
     monkeypatch.setenv(compiled.VARIABLE, "off")
     assert machine.kernels().remedy == "unset OUTPACE_KERNELS"
+
+
+@pytest.mark.parametrize("said", ["0", "Off", "false"])
+def test_a_switch_that_is_none(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against kernels that run where a user believes that they do not."""
+    monkeypatch.setenv(compiled.VARIABLE, said)
+    with pytest.raises(InvalidRequest, match=f"OUTPACE_KERNELS='{said}': must be on or off"):
+        machine.kernels()
 
 
 @pytest.mark.parametrize(
