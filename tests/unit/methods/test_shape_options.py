@@ -114,6 +114,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "calibration=off: does nothing with shape=search": ("dart:calibration=off",),
     "calibration=off: does nothing with noise=False": ("dynatree:calibration=off,noise=false",),
     "gate_table=True: does nothing with head=False; leave one of them out": ("domino:head=false,gate_table=true",),
+    "pool=64: does nothing with head=False; leave one of them out": ("domino:head=false,pool=64",),
     "corpus_bias=2: does nothing with no corpus; name one with corpus=FILE": ("samd:corpus_bias=2,min_match=3",),
 }  # fmt: skip
 

@@ -52,7 +52,8 @@ class DominoOptions(ModelOptions):
     @model_validator(mode="after")
     def _check_head(self) -> "DominoOptions":
         if not self.head:
-            self.refuse_idle(["gate_table"], "head=False", "leave one of them out")
+            idle = ["gate_table", *(["pool"] if self.pool else [])]  # without the head no pool is chosen, as with 0
+            self.refuse_idle(idle, "head=False", "leave one of them out")
         return self
 
 
@@ -61,7 +62,7 @@ def domino_proposer(
 ) -> Proposer:
     """The proposer of a Domino drafter. `method`: its name, which is also the name of the drafter's kind."""
     net, target, head = trained_block(options, context, net_class, method)
-    pool = pool_size(options.pool, context, head.ids)
+    pool = pool_size(options.pool if options.head else 0, context, head.ids)
     shared = (net, target.embedding, head, target.max_length, target.max_slots, options.noise)
     if options.head:
         source: BlockSource = DominoSource(
