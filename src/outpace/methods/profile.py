@@ -113,7 +113,7 @@ def read_profile(file: Path) -> Profile | None:
     """A profile; None where there is none, or, with a warning, where it is damaged or names what there is no more."""
     try:
         return Profile.model_validate_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # also where HOME is /dev/null
         return None
     except ValidationError as error:
         first = error.errors()[0]

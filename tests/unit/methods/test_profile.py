@@ -154,6 +154,13 @@ def test_a_profile_that_cannot_be_used(folder: str, damage: str, caplog: pytest.
     assert "\n" not in said
 
 
+def test_a_home_that_is_no_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a warning of a damaged profile at every load, where there can be none."""
+    (tmp_path / "home").write_text("")
+    assert read_profile(tmp_path / "home" / "profiles" / "0.json") is None
+    assert not caplog.records
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """Guards against a traceback after minutes of measuring."""
     (tmp_path / "profiles").write_text("in the way")
