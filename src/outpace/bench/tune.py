@@ -15,6 +15,7 @@ from outpace.bench.report import median_interval, speedups, summarise
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, Record
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
+from outpace.drafters.kinds import kinds
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.stages import Progress
@@ -98,7 +99,7 @@ def candidates(model: Model) -> tuple[tuple[str, ...], dict[str, str]]:
     """What is tried where nothing is named: methods, and those that cannot be built, each with the reason."""
     found, left_out = [*WITHOUT_DRAFTER], dict[str, str]()
     for kind in model.drafters.kinds:
-        for method in WITH_DRAFTER.get(kind, ()):
+        for method in WITH_DRAFTER.get(kind) or (kinds()[kind].default_method,):  # of another package's kind
             try:
                 model.proposer(method)
                 found.append(method)

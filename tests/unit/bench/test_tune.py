@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.bench.tune import FIRST_PROMPTS, Trial, candidates, decide, measuring, spread, trials_of, tune
+from outpace.bench.tune import (
+    FIRST_PROMPTS,
+    WITH_DRAFTER,
+    Trial,
+    candidates,
+    decide,
+    measuring,
+    spread,
+    trials_of,
+    tune,
+)
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
 from outpace.data.workload import WorkItem, read_workload
+from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.engine import round as engine_round
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.draw import Draw
@@ -156,6 +167,12 @@ def test_candidates_are_those_of_the_drafters_at_hand(model: outpace.Model) -> N
     assert len(set(found)) == len(found)
     assert {"outpace:draft=none", "lookup:budget=31", "recycle:budget=7", "dynatree:budget=15"} <= set(found)
     assert not [name for name in found if name.startswith(("domino", "eagle3"))]
+
+
+def test_a_drafter_of_another_packages_kind_is_raced(model: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a drafter that was named and that nothing is tried with."""
+    monkeypatch.delitem(WITH_DRAFTER, LANGUAGE_MODEL)
+    assert candidates(model)[0][-1] == "outpace:draft=linear"
 
 
 def trusting(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], draw: Draw) -> list[Verdict]:
