@@ -90,7 +90,7 @@ def kernels() -> Finding:
         )
     build = compiled.build()
     when = f" in {build.seconds:.1f} s now" if build.seconds else ""
-    home, path = Path.home(), build.path
+    home, path = Path(os.path.expanduser("~")), build.path  # Path.home() fails where there is none
     short = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else path
     measured = f"compiled, {build.reason}{when}; kept as {short}"
     return finding("kernels", measured, compiled=True, level=build.level, build_seconds=build.seconds, path=str(path))

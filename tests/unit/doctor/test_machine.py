@@ -109,6 +109,8 @@ def test_kernels_that_are_there_or_unwanted(monkeypatch: pytest.MonkeyPatch, tmp
     assert "in 7.2 s now" in said.measured
     assert str(tmp_path / "0.so") in said.measured
     assert said.figures["level"] == "native"
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no HOME, and a user without a name
+    assert str(tmp_path / "0.so") in machine.kernels().measured
     monkeypatch.setenv(compiled.VARIABLE, "off")
     assert machine.kernels().remedy == "unset OUTPACE_KERNELS"
 
