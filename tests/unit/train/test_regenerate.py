@@ -92,7 +92,7 @@ def test_prompts_without_room_are_named(folder: str, tmp_path: Path) -> None:
     assert "long" not in made
     assert answerer.cut["grows"].startswith("turn 2")
     assert len(made["grows"].answers) == 1
-    with pytest.raises(ModelError, match="every prompt is left out, such as 'long': turn 1: .* exceed 110"):
+    with pytest.raises(ModelError, match=r"every prompt is left out, such as 'long': turn 1: .* exceed 110"):
         list(regenerate(ITEMS[3:], AnswerStore(tmp_path / "none", ABOUT), EngineAnswerer(model, PARAMS)))
 
 
