@@ -49,15 +49,16 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "lookahead": {"budget": 55},
         # SAM-Decoding (arXiv 2411.10666): a tree of 61 nodes with its root, else a chain of at most 40.
         "samd": {"budget": 60},
-        # DynaTree, section 4.2: K = 8 on WikiText-2; K = 5 on PG-19 is budget=5. Graft states no K for "Sps". Noise is
-        # left as it is: under rejection it draws from the drafter's distribution, as classic speculative sampling does.
+        # DynaTree, table 1: K = 8 on WikiText-2; K = 5 on PG-19 is budget=5. Graft states no K for "Sps". Noise is left
+        # as it is: under rejection it draws from the drafter's distribution, as classic speculative sampling does.
         "linear": {"budget": 8, "vocabulary": "all"},
         # DynaTree, appendix A and C.1: N_max = 256, D = 8, B = 3, tau = 0.1. N_max counts the tree's root, a draft.
         "fixed": {"budget": 256, "vocabulary": "all"},
         # DynaTree, appendix A: N_max = 256, on WikiText-2; D_max = 9 on PG-19 is depth=9. The paper leaves open B_mid,
         # rho_stop, rho_deep, tau, W, a* and the step sizes (section 3.3 refers to an appendix B without them): these
-        # are defaults after the authors' code, but for the steps. Algorithm 1 roots the tree in the draft's first
-        # token; here the pending token branches too, which no option changes.
+        # are defaults after the authors' code, but for the steps. a* = 0.7 is on that code's scale, accepted tokens
+        # over a depth; section 3.3's, over all that is drafted, is statistic=committed. The pending token branches, as
+        # in section 3.3; Algorithm 1 roots the tree in the draft's first token, which is root_breadth=1.
         "dynatree": {"budget": 256, **_LIKELIEST},
         # SVIP (arXiv 2411.18462): h = 0.3 and at most 40 tokens. Its chains are drawn, hence the default noise.
         "svip": {"budget": 40, "vocabulary": "all"},

@@ -34,7 +34,7 @@ TREES: dict[str, dict[str, Any]] = {
     "domino": {
         "budget": None, "shape": "chain", "vocabulary": "all", "noise": False, "pool": 0, "every_position": False,
     },
-    # DynaTree, sections 3.3 and 4.2, appendix A; what these leave open is from the authors' code.
+    # DynaTree, section 3.3 and appendix A; what these leave open is from the authors' code.
     "dynatree": {
         "budget": 256, "shape": "dynatree", "depth": 8, "base_depth": 5, "min_breadth": 1, "mid_breadth": 2,
         "max_breadth": 3, "high_confidence": 0.9, "low_confidence": 0.4, "stop_path_prob": 0.1, "deep_path_prob": 0.5,

@@ -33,8 +33,8 @@ class FixedTreeConfig(ShapeConfig):
 
 
 class BaselineTreeConfig(FixedTreeConfig):
-    """DynaTree's tuned baseline (appendix C.1), D = 8, B = 3 and tau = 0.1. D counts from the draft's first token, in
-    Algorithm 1 and the authors' code: 9 tokens on the longest path, and one child of the pending token."""
+    """DynaTree's tuned baseline (appendix C.1), D = 8, B = 3 and tau = 0.1. D counts from the draft's first token in
+    the authors' code: 9 tokens on the longest path, and one child of the pending token."""
 
     depth: int = Field(default=9, ge=1, le=64, description="drafted tokens on the longest path")
     root_breadth: int | None = Field(
@@ -128,7 +128,7 @@ class DynaTreeConfig(ShapeConfig):
     statistic: Literal["depth", "committed"] = Field(
         default="depth",
         description="what history takes for a round's acceptance: accepted drafts over the deepest depth drafted, or "
-        "over all drafted (committed, as Algorithm 1 has it)",
+        "over all drafted (committed, as section 3.3 has it)",
     )
     entries: int = Field(default=10, ge=FEWEST_ENTRIES, description="entries of history in the mean")
     depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False, description="step of base_depth")
