@@ -43,7 +43,8 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "paper": {
         # Prompt lookup: a chain of 10 after the last 3, 2 or 1 tokens.
         "lookup": {"budget": 10},
-        # Token Recycling (arXiv 2408.08696): a static tree of 80 nodes; the matrix starts empty, as by default.
+        # Token Recycling (arXiv 2408.08696): a static tree of 80 nodes, 72 of them its authors'; the matrix starts
+        # empty, as by default, and learns from prompts too, which their code does not.
         "recycle": {"budget": 80},
         # Lookahead (arXiv 2402.02057): LEVEL 5, WINDOW 7, GUESS 7, which are 55 nodes.
         "lookahead": {"budget": 55},
@@ -80,9 +81,10 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "graft": {"budget": 60, "depth": 9, **_LIKELIEST},
         # DART (arXiv 2601.19278): 60 nodes of its search; name ngrams=FILE for its n-grams.
         "dart": {"budget": 60, **_LIKELIEST},
-        # Medusa: the tree of 63 nodes. Its typical acceptance changes the output, and is left out.
+        # Medusa: a tree of 63 nodes, 51 of them its authors'. Typical acceptance changes the output, and is left out.
         "medusa": {"budget": 63, **_LIKELIEST},
-        # TokenSwift (arXiv 2502.18890): [1, 3, 3, 3], which are 40 nodes, and 60 retrieved ones.
+        # TokenSwift (arXiv 2502.18890): [1, 3, 3, 3], which are 40 nodes, and 60 retrieved ones: theirs are the 20 most
+        # frequent 4-grams that begin with each first candidate, here matches and transitions after the pending token.
         # It states a contextual penalty, theta = 1.2 and W = 1024, which is the request's: penalty_window.
         "tokenswift": {"budget": 100, **_LIKELIEST},
         # DFlash: the block, of 16 in Domino's and Graft's tables, is the drafter's, so that no budget is stated here.

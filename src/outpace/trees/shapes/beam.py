@@ -36,7 +36,8 @@ class SearchConfig(BeamConfig):
     """The beam with the constants of DART's tree search (arXiv 2601.19278 and the authors' decoder).
 
     Theirs adds w_l * (0.9^l * log p + 0.5 * log p_ngram) per level, with w_l = (l + 1)^-0.7. Here w_l * 0.9^l is the
-    level's weight, and the n-gram's term is in the source's scores.
+    level's weight, and the n-gram's term is in the source's scores. Here p is over all ids and the term at every level;
+    in the decoder, p is over the level's 25 best ids and level 0 has no term.
     """
 
     breadth: int = Field(default=25, ge=1, le=64, description=_BREADTH)
