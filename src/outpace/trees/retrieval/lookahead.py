@@ -13,6 +13,8 @@ Differences from the authors' code:
 
 - Nodes with the same path and token are one, so a tree may be smaller.
 - Window nodes are drafts like any others, level 0's included: a right one is accepted, and the window moves further.
+- The window moves as far as the text. Theirs moves one place per round, however many tokens were accepted
+  (their ALWAYS_FWD_ONE).
 - While the window fills, in LEVEL - 2 rounds, n-grams are verified too, if the pool has any (after a rewind).
 - The pool takes nothing from the prompt (their POOL_FROM_PROMPT).
 - Where the window runs out of tokens it takes ids of the request's own text, drawn from a generator per request.
