@@ -107,8 +107,6 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "context": ("recycle:context=3", "recycle:context=0", "outpace:retrieve=suffix,context=2", "linear:context=2"),
     "depth_step=0.1: does nothing with history=off; leave it out": ("dynatree:depth_step=0.1,history=off",),
     "statistic=committed: does nothing with history=authors": ("dynatree:statistic=committed,history=authors",),
-    "max_breadth=4: does nothing with adaptive_breadth=False": ("dynatree:max_breadth=4,adaptive_breadth=False",),
-    "deep_path_prob=0.4: does nothing with adaptive_depth=False": ("dynatree:deep_path_prob=0.4,adaptive_depth=False",),
     "calibration=off: does nothing with shape=chain; leave it out": ("linear:calibration=off",),
     "calibration=private: does nothing with shape=chain": ("domino:calibration=private",),
     "calibration=off: does nothing with shape=search": ("dart:calibration=off",),

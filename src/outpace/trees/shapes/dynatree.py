@@ -68,16 +68,10 @@ FEWEST_ENTRIES = 5
 # Keeps the two confidence thresholds apart when history moves the upper one.
 CONFIDENCE_GAP = 0.01
 
-# What changes nothing where a switch has a value.
-_IDLE: dict[str, dict[bool | str, tuple[str, ...]]] = {
-    "history": {
-        "off": ("target_acceptance", "statistic", "entries", "depth_step", "confidence_step"),
-        "authors": ("statistic", "depth_step", "confidence_step"),
-    },
-    "adaptive_breadth": {
-        False: ("min_breadth", "max_breadth", "high_confidence", "low_confidence", "confidence_step"),
-    },
-    "adaptive_depth": {False: ("stop_path_prob", "deep_path_prob")},
+# What changes nothing with a rule of history.
+_IDLE: dict[str, tuple[str, ...]] = {
+    "off": ("target_acceptance", "statistic", "entries", "depth_step", "confidence_step"),
+    "authors": ("statistic", "depth_step", "confidence_step"),
 }
 
 
@@ -114,10 +108,6 @@ class DynaTreeConfig(ShapeConfig):
         default=0.05, gt=0, lt=1, description="probability of the path to a node below which it is pruned"
     )
     prune: Prune = Field(default="leaves", description=PRUNE)
-    adaptive_breadth: bool = Field(default=True, description="off: every node gets mid_breadth children")
-    adaptive_depth: bool = Field(
-        default=True, description="off: every node above base_depth is expanded unless pruned, and none below"
-    )
     history: Literal["paper", "authors", "off"] = Field(
         default="paper",
         description="paper: the two update equations of section 3.3, each round; authors: fixed steps outside a dead "
@@ -136,13 +126,10 @@ class DynaTreeConfig(ShapeConfig):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        for switch, idle in _IDLE.items():
-            value = getattr(self, switch)
-            self.refuse_idle(idle.get(value, ()), f"{switch}={value}")
-        breadth = self.adaptive_breadth
+        self.refuse_idle(_IDLE.get(self.history, ()), f"history={self.history}")
         ordered = [
-            (not breadth or self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
-            (not breadth or self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
+            (self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
+            (self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
             (self.low_confidence < self.high_confidence, "low_confidence", "high_confidence", "below"),
             (self.stop_path_prob < self.deep_path_prob, "stop_path_prob", "deep_path_prob", "below"),
             (self.base_depth < self.depth, "base_depth", "depth", "below"),
@@ -179,7 +166,7 @@ class DynaTreeShape(PlainShape):
 
     def __init__(self, config: DynaTreeConfig) -> None:
         self.config = config
-        self.width = max(config.mid_breadth, config.max_breadth, config.root_breadth or 1)
+        self.width = max(config.max_breadth, config.root_breadth or 1)
         self.reset()
 
     def reset(self) -> None:
@@ -205,8 +192,6 @@ class DynaTreeShape(PlainShape):
             selected &= likely
         base = torch.tensor([round(state.base_depth) for state in states])[level.owners, None]  # [F, 1]
         shallow = level.depth < base
-        if not config.adaptive_depth:
-            return selected, selected & likely & shallow
         deep = torch.tensor([math.log(state.deep_path_prob) for state in states])[level.owners, None]
         expanded = (level.cumulative >= math.log(config.stop_path_prob)) & (shallow | (level.cumulative > deep))
         return selected, selected & likely & expanded & (level.depth < config.depth)
@@ -217,11 +202,10 @@ class DynaTreeShape(PlainShape):
         breadths = torch.full((len(level.owners),), config.mid_breadth)
         if level.depth == 1 and config.root_breadth is not None:
             return torch.full_like(breadths, config.root_breadth)
-        if config.adaptive_breadth:
-            confidence = level.log_probs[:, 0]
-            high = torch.tensor([math.log(state.high_confidence) for state in states])[level.owners]
-            breadths[confidence >= high] = config.min_breadth
-            breadths[confidence < math.log(config.low_confidence)] = config.max_breadth
+        confidence = level.log_probs[:, 0]
+        high = torch.tensor([math.log(state.high_confidence) for state in states])[level.owners]
+        breadths[confidence >= high] = config.min_breadth
+        breadths[confidence < math.log(config.low_confidence)] = config.max_breadth
         return breadths
 
     def observe(self, state: DynaTreeState, observation: Observation) -> None:

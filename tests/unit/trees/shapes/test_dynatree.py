@@ -58,8 +58,6 @@ def test_breadth_by_hand(confidence: float, breadth: int) -> None:
     for depth in (1, 3, 6):
         (row,) = grow(config, depth, [[confidence, rest, rest]])
         assert [place for place, mark in enumerate(row) if mark != "."] == list(range(breadth))
-    (row,) = grow(DynaTreeConfig(prune="expansion", adaptive_breadth=False), 1, [[confidence, rest, rest]])
-    assert sum(mark != "." for mark in row) == 2, "switched off, every node gets B_mid"
     for depth, own in ((1, 1), (2, breadth)):
         (row,) = grow(DynaTreeConfig(prune="expansion", root_breadth=1), depth, [[confidence, rest, rest]])
         assert sum(mark != "." for mark in row) == own, "the pending token's own, as in Algorithm 1"
@@ -113,15 +111,13 @@ def test_d0_is_rounded_where_it_is_used() -> None:
 
 
 def breadth_of(confidence: float, config: DynaTreeConfig) -> int:
-    if not config.adaptive_breadth or config.low_confidence <= confidence < config.high_confidence:
+    if config.low_confidence <= confidence < config.high_confidence:
         return config.mid_breadth
     return config.min_breadth if confidence >= config.high_confidence else config.max_breadth
 
 
 def gate(depth: int, mass: float, config: DynaTreeConfig) -> bool:
     """The paper's rule: may a node of this depth and path probability be expanded?"""
-    if not config.adaptive_depth:
-        return depth < config.base_depth
     if depth >= config.depth or mass < config.stop_path_prob:
         return False
     return depth < config.base_depth or mass > config.deep_path_prob
@@ -155,39 +151,22 @@ def prune_leaves(nodes: dict[Path, float], threshold: float) -> set[Path]:
         nodes = {path: mass for path, mass in nodes.items() if path not in unlikely}
 
 
-@pytest.mark.parametrize(("breadth", "depth"), [(True, True), (False, True), (True, False), (False, False)])
 @pytest.mark.parametrize("prune", PRUNES)
 @pytest.mark.parametrize("seed", range(10))
-def test_equals_the_paper_as_a_recursion(seed: int, prune: Prune, breadth: bool, depth: bool) -> None:
-    """Guards against a level-wise rule that differs from the paper's node-wise one, with each adaptation on and off.
+def test_equals_the_paper_as_a_recursion(seed: int, prune: Prune) -> None:
+    """Guards against a level-wise rule that differs from the paper's node-wise one.
 
     "leaves" must equal pruning after construction though it never builds what it would prune, also where tau is above
     rho_stop; "expansion" must equal Algorithm 1, begun at the pending token. The budget does not bind.
     """
-    gates: dict[str, Any] = {"stop_path_prob": (0.1, 0.02)[seed % 2], "deep_path_prob": 0.3} if depth else {}
     config = DynaTreeConfig(
         base_depth=1 + seed % 3, depth=4, min_path_prob=(0.05, 0.15, 0.005)[seed % 3], prune=prune,
-        adaptive_breadth=breadth, adaptive_depth=depth, **gates,
+        stop_path_prob=(0.1, 0.02)[seed % 2], deep_path_prob=0.3,
     )  # fmt: skip
     distribution = random_table(VOCAB, 4, 50 + seed)
     nodes = expand_all(distribution, config, (), 1.0, prune_first=prune == "expansion")
     expected = prune_leaves(nodes, config.min_path_prob) if prune == "leaves" else set(nodes)
     assert set(node_paths(draft(DynaTreeShape(config), distribution))[1:]) == expected
-
-
-@pytest.mark.parametrize("prune", PRUNES)
-@pytest.mark.parametrize("seed", range(10))
-def test_with_everything_off_it_is_the_fixed_tree(seed: int, prune: Prune) -> None:
-    """Guards against an ablation whose last row is not the baseline: D = D0, B = B_mid (also above B_max), tau."""
-    distribution, depth, breadth = random_table(VOCAB, 4, 80 + seed), 1 + seed % 4, 2 + seed % 3
-    common: dict[str, Any] = {"min_path_prob": (0.02, 0.1)[seed % 2], "prune": prune}
-    off: dict[str, Any] = {"adaptive_breadth": False, "adaptive_depth": False, "history": "off"}
-    dynamic = DynaTreeShape(DynaTreeConfig(base_depth=depth, mid_breadth=breadth, **off, **common))
-    fixed = FixedTree(FixedTreeConfig(depth=depth, breadth=breadth, **common))
-    for budget in (2000, 9):
-        left, right = draft(dynamic, distribution, budget), draft(fixed, distribution, budget)
-        assert left.tokens.tolist() == right.tokens.tolist()
-        assert left.topology.parents == right.topology.parents
 
 
 @pytest.mark.parametrize(
@@ -219,7 +198,7 @@ BAD = {
         "min_breadth=0", "max_breadth=17", "base_depth=x", "base_depth=4.5", "depth=65", "depth=",
         "high_confidence=1.1", "high_confidence=nan", "low_confidence=0", "stop_path_prob=-1",
         "min_path_prob=0", "min_path_prob=nan", "target_acceptance=1", "target_acceptance=nan", "entries=4",
-        "depth_step=-0.1", "depth_step=inf", "confidence_step=nan", "history=mine", "adaptive_breadth=maybe",
+        "depth_step=-0.1", "depth_step=inf", "confidence_step=nan", "history=mine",
         "prune=never", "budget=512",
     ),
     "fixed": (
