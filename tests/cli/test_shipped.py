@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outpace.bench import demo
 from outpace.data.workload import read_workload
@@ -101,6 +102,24 @@ def test_the_demo_ends_with_eight_bits(
     assert end.value.code == 0, shown
     assert shown.count("equal: outpace:draft=none\n") == 3, "two prompts, and one in eight bits"
     assert shown.index("output against plain") < shown.index("int8, from ")
+
+
+@needs_kernels
+def test_the_demo_has_no_eight_bits_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a demo that ends with an error where there is a GPU: eight bits are refused there."""
+    shown: list[str] = []
+
+    def show(console: object, quantize: str, prompts: str) -> int:
+        shown.append(quantize)
+        return 0
+
+    monkeypatch.setattr(demo, "_show_model", show)
+    for is_there, quantized in ((True, []), (False, ["int8"])):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        shown.clear()
+        with pytest.raises(SystemExit):
+            demo.main()
+        assert shown == ["none", *quantized]
 
 
 def test_the_demo_is_short_on_a_slow_machine() -> None:

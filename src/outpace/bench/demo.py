@@ -34,7 +34,7 @@ def main() -> None:
         torch.set_num_threads(processors().best_threads)
     console = Console(width=100)
     bugs = _show_model(console, "none", "builtin:2")
-    if loaded_kernels() is not None:
+    if not torch.cuda.is_available() and loaded_kernels() is not None:  # the kernels are for CPUs
         bugs += _show_model(console, "int8", "builtin:1")
     sys.exit(1 if bugs else 0)
 
