@@ -71,6 +71,8 @@ wheels: $(READY) ## The sdist, and a wheel with compiled kernels for each platfo
 	test -z "$$(find dist -name '*.whl' -size +30000000c)"
 
 $(READY): pyproject.toml constraints/cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "outpace needs Python 3.11 or later, and \
+	$(PYTHON) is %d.%d: name another, as in make demo PYTHON=python3.13" % sys.version_info[:2])'
 	@echo "setting up .venv: torch, transformers and others, a minute or two"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[bench,dev]"
