@@ -1,11 +1,17 @@
 """What lies in deploy/, against the server that it is for."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from configparser import ConfigParser
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import typer.main
@@ -93,6 +99,20 @@ def test_the_image_starts_a_server() -> None:
     wanted = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["dependencies"]
     assert any(re.match(r"pip\b", one) for one in wanted)
     assert "uninstall" not in text
+
+
+def test_no_proxy_is_asked_for_the_images_health(tmp_path: Path) -> None:
+    """Guards against a server that counts as ill because docker handed a proxy's address to its container."""
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", "")
+    (found,) = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", text, re.MULTILINE)
+    (tmp_path / "ready").touch()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        check = [sys.executable, *json.loads(found.replace(":8000/", f":{server.server_port}/"))[1:]]
+        variables = os.environ | {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+        done = subprocess.run(check, env=variables, capture_output=True, text=True)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_page_says_what_the_server_has() -> None:
