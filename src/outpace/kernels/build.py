@@ -126,6 +126,9 @@ def kernels_remedy() -> str:
         return f"unset {VARIABLE}"
     if reason.startswith("no C++ compiler"):
         return f"{_INSTALL}: kernels are then built at the next start, in some seconds; a wheel has them compiled"
+    if reason.startswith(_UNLOADABLE) and "GLIBCXX" in reason:  # built again by the same compiler, it fails again
+        conda = "in a conda environment `conda install -c conda-forge libstdcxx-ng`"
+        return f"give this Python a newer libstdc++ ({conda}), or remove {build().path} if another system built it"
     if reason.startswith(_UNLOADABLE):
         built_again = "and kernels are built again at the next start; the folder must let its files be executed"
         return f"remove {build().path}, {built_again}"

@@ -166,6 +166,15 @@ def test_a_built_library_that_cannot_be_loaded_is_named(packaged: Path, monkeypa
     assert compiled.kernels_remedy().startswith(f"remove {path}, and kernels are built again at the next start")
 
 
+def test_a_compiler_newer_than_pythons_library_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against advice to build again what can be loaded no more than before: conda's C++ library is often older
+    than the system's compiler."""
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    said = "what was built cannot be loaded: /conda/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found"
+    monkeypatch.setattr(compiled, "build", lambda: compiled.Build(None, said, Path("kernels.so")))
+    assert compiled.kernels_remedy().startswith("give this Python a newer libstdc++ (in a conda environment")
+
+
 @needs_kernels
 def test_two_processes_may_build_at_once(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against kernels that the slower of two processes gives up: Windows replaces no library that is loaded."""
