@@ -25,6 +25,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from outpace.data.workload import read_workloads
+from outpace.lib.threads import processors, users_environment
 
 Row = dict[str, Any]
 LATENCIES = ("ttft_ms", "ttft_p99_ms", "tpot_ms", "gap_p99_ms")
@@ -38,7 +39,9 @@ def start(stack: ExitStack, command: list[str], log: Path) -> str:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
+        # This package lets threads sleep while they wait, which its own server chooses by itself and others do not.
+        command = [*command, "--port", str(port)]
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=users_environment())
     stack.callback(process.wait)
     stack.callback(process.terminate)
     until = time.monotonic() + _START_S
@@ -55,13 +58,14 @@ def start(stack: ExitStack, command: list[str], log: Path) -> str:
 
 def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
     """Addresses by name, ours first."""
-    most = max(options.levels)
+    most, threads = max(options.levels), str(processors().best_threads)  # as many as ours takes
     ours = [sys.executable, "-m", "outpace", "serve", options.model, "--max-num-seqs", str(most)]
     ours += ["--max-model-len", str(MOST_LENGTH), "--no-enable-prefix-caching", "--max-queue", "1000"]
     found = {"outpace": start(stack, ours, options.out / "outpace.log")}
     for spec in options.spec:
         theirs = [str(options.llama_server), "--model", options.model, "--parallel", str(most)]
-        theirs += ["--ctx-size", str(MOST_LENGTH * most // 4), "--kv-unified", "--threads", "2", "--threads-batch", "2"]
+        theirs += ["--ctx-size", str(MOST_LENGTH * most // 4), "--kv-unified"]
+        theirs += ["--threads", threads, "--threads-batch", threads]
         theirs += ["--cache-ram", "0", "--offline", "--spec-type", spec]
         found[f"llama.cpp/{spec}"] = start(stack, theirs, options.out / f"{spec}.log")
     return found

@@ -33,6 +33,7 @@ from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workloads
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import sampling_fields, speculation_counts
+from outpace.lib.threads import users_environment
 
 STARTING_S, ENDING_S = 600.0, 30.0
 
@@ -57,7 +58,8 @@ class VllmServer:
         options.out.mkdir(parents=True, exist_ok=True)
         self._log = options.out / f"{method.replace(':', '-')}.log"
         with self._log.open("wb") as sink:
-            self._process = subprocess.Popen(command, stdout=sink, stderr=sink, process_group=0)
+            own = users_environment()  # without how this package's threads wait, which vLLM's do otherwise
+            self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=own, process_group=0)
         self._port, self.endpoint = port, Endpoint(f"http://127.0.0.1:{port}")
 
     def wait(self) -> None:

@@ -2,10 +2,16 @@
 
 import json
 from argparse import Namespace
+from contextlib import ExitStack, nullcontext
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from outpace.data.workload import read_workload
+from outpace.lib import threads
 
 
 def test_prompts_are_asked_as_they_were_given(tmp_path: Path) -> None:
@@ -18,3 +24,24 @@ def test_prompts_are_asked_as_they_were_given(tmp_path: Path) -> None:
     asked = [item for load in loads for item in read_workload(str(load["prompts"]))]
     assert len({item.id for item in asked}) == len(asked) == 16
     assert all(item.raw == (int(item.id.removeprefix("set-")) % 2 == 0) for item in asked)
+
+
+def test_llama_cpp_runs_as_its_user_would_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a rival whose threads sleep because ours do, and which has two of them on any machine."""
+    race, started = import_module("scripts.serving_race"), list[tuple[list[str], dict[str, str]]]()
+
+    def popen(command: list[str], env: dict[str, str], **options: Any) -> Mock:
+        started.append((command, env))
+        return Mock(poll=Mock(return_value=None))
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setitem(threads._CHOSEN, "OMP_WAIT_POLICY", "passive")
+    monkeypatch.setattr(race.subprocess, "Popen", popen)
+    monkeypatch.setattr(race, "urlopen", lambda address: nullcontext())
+    monkeypatch.setattr(race, "processors", lambda: Mock(best_threads=6))
+    options = Namespace(levels=[1], model="x.gguf", out=tmp_path, spec=["none"], llama_server=Path("llama-server"))
+    with ExitStack() as stack:
+        assert list(race.servers(stack, options)) == ["outpace", "llama.cpp/none"]
+    (_, (theirs, variables)) = started
+    assert [theirs[theirs.index(flag) + 1] for flag in ("--threads", "--threads-batch")] == ["6", "6"]
+    assert "OMP_WAIT_POLICY" not in variables
