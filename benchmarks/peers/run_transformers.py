@@ -67,6 +67,7 @@ class Contender:
             temperature=None,
             top_p=None,
             top_k=None,
+            repetition_penalty=1.0,  # a model's generation_config.json may recommend one, which nobody else applies
             eos_token_id=self._eos or [-1],
             pad_token_id=self._eos[0] if self._eos else 0,
             streamer=_Streamer(clock),

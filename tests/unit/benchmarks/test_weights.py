@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
+from benchmarks.peers.run_transformers import Contender
+from benchmarks.peers.serve import Clock
 from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
@@ -24,6 +26,19 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attent
 
 def _exported(tmp_path: Path, family: str = "llama", **changes: Any) -> Path:
     return export(str(save_tiny_model(tmp_path / "model", family, **(SIZES | changes))), tmp_path / "made")
+
+
+def test_a_recommended_penalty_does_not_change_what_is_raced(tmp_path: Path) -> None:
+    """Guards against another text and another task for transformers alone, as with Qwen2.5's generation_config.json."""
+    folder, said = save_tiny_model(tmp_path), list[list[int]]()
+    settings: dict[str, Any] = {"weights": str(folder), "precision": "float32", "methods": ("plain",), "eos": ()}
+    for penalty in (1.0, 5.0):
+        GenerationConfig(repetition_penalty=penalty).save_pretrained(folder)
+        clock = Clock((), 24)
+        contender = Contender(settings | {"threads": torch.get_num_threads()})
+        contender.generate("plain", [70, 71, 72, 71], 24, clock)
+        said.append(clock.ids)
+    assert said[0] == said[1]
 
 
 def _read_back(path: Path) -> dict[str, Tensor]:
