@@ -18,7 +18,7 @@ class PeerMissing(OutpaceError):
 
 
 def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
-    """The Python of a peer's environment, which is made if it is not there or its versions have changed.
+    """The Python of a peer's environment, which is made if it is not there or what it is made of has changed.
 
     Args:
         name: of the peer.
@@ -35,8 +35,11 @@ def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
     if not file.is_file():
         raise PeerMissing(f"{name}: no pinned versions in {file}; run from the root of the repository")
     home, python = folder / name / "env", folder / name / "env" / "bin" / "python"
-    record, versions = folder / name / "installed.txt", file.read_text(encoding="utf-8")
-    if python.is_file() and record.is_file() and record.read_text(encoding="utf-8") == versions:
+    record = folder / name / "installed.txt"
+    # Without the flags, programs of other flags would race under the name of these.
+    parts = (*peer.packages, *peer.unwanted, *peer.flags, *peer.programs)
+    made_of = "\n".join((file.read_text(encoding="utf-8"), *parts))
+    if python.is_file() and record.is_file() and record.read_text(encoding="utf-8") == made_of:
         return python
     shutil.rmtree(home, ignore_errors=True)
     _run(name, [sys.executable, "-m", "venv", "--without-pip", str(home)])
@@ -46,7 +49,7 @@ def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
         _run(name, [*pip, "uninstall", "--quiet", "--yes", *peer.unwanted])
     if peer.programs:
         _compile(name, peer, folder / name / "source", file, python.parent)
-    record.write_text(versions, encoding="utf-8")
+    record.write_text(made_of, encoding="utf-8")
     return python
 
 

@@ -238,6 +238,23 @@ def test_an_environment_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     assert prepare("outpace", named_peers("")["outpace"], tmp_path, tmp_path) == Path(sys.executable)
 
 
+def test_an_environment_is_made_again_for_other_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a program compiled with flags that have been replaced since, as those whose code crashed."""
+    commands = list[list[str]]()
+
+    def run(name: str, command: list[str], **variables: str) -> None:
+        commands.append(command)
+        python = tmp_path / "x" / "env" / "bin" / "python"
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+
+    monkeypatch.setattr(environments, "_run", run)
+    (tmp_path / "x.txt").write_text("")
+    for flags, made in ((("OLD=ON",), 1), (("OLD=ON",), 1), (("NEW=ON",), 2)):
+        prepare("x", Peer("run_x.py", (), packages=("x",), flags=flags), tmp_path, tmp_path)
+        assert sum("venv" in command for command in commands) == made
+
+
 CMAKE = """#!/bin/sh
 echo "$@" >> {folder}/calls
 test -e {folder}/broken && echo "x.cpp:1: error: no such thing" && exit 1
