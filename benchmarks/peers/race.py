@@ -84,8 +84,10 @@ class Race:
         Raises:
             PeerMissing: this library's plain decoding failed, with which all are compared.
         """
+        # Backwards: methods that learn over requests would know how the first answer begins.
+        warm_up = self.task.prompts[0][::-1]
         for entry in list(self.entries):
-            self._run(entry, self.task.prompts[0], min(WARM_UP_TOKENS, self.task.max_new_tokens))
+            self._run(entry, warm_up, min(WARM_UP_TOKENS, self.task.max_new_tokens))
         for number, prompt in enumerate(self.task.prompts):
             ceiling = self.ceiling() if self.ceiling else None
             shift = number % len(self.entries)

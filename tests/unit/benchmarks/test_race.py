@@ -35,7 +35,7 @@ class Contender:
     def generate(self, method, prompt, max_new_tokens, clock):
         print("noise that is no answer")
         with open(self._log, "a") as log:
-            log.write(f"{method} {len(prompt)}\\n")
+            log.write(f"{method} {prompt}\\n")
         if method == "dies" and len(prompt) > 3:
             raise RuntimeError("the weights are gone")
         ids = [prompt[0] + number for number in range(max_new_tokens)]
@@ -132,10 +132,12 @@ def test_a_token_that_ends_the_answer_is_no_difference(fakes: Fakes) -> None:
 
 def test_turns_rotate(fakes: Fakes) -> None:
     """Guards against a drift of the machine that always meets the same contender."""
-    race = fakes.race([[1, 1], [2, 2], [3, 3]], tokens=3)
+    race = fakes.race([[1, 4], [2, 2], [3, 3]], tokens=3)
     list(race.groups())
-    turns = [line.split()[0] for line in fakes.turns.read_text().splitlines()]
-    assert len(turns) == 4 * 5  # everybody warms up first
+    lines = fakes.turns.read_text().splitlines()
+    turns = [line.split()[0] for line in lines]
+    assert len(turns) == 4 * 5  # everybody warms up first, on what is not measured
+    assert sorted({line.partition(" ")[2] for line in lines[:5]} | {lines[5].partition(" ")[2]}) == ["[1, 4]", "[4, 1]"]
     assert turns[5:10] == ["plain", *METHODS]
     assert turns[10:15] == [*METHODS, "plain"]
     assert turns[15:20] == [*METHODS[1:], "plain", "plain"]
