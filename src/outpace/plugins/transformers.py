@@ -312,7 +312,10 @@ PROCESSORS: dict[type[LogitsProcessor], tuple[str, Callable[[Any, int], Any]]] =
     # Without those that are one EOS id, which the processor takes out.
     NoBadWordsLogitsProcessor: ("bad_words_ids", lambda processor, width: list(processor.sequence_bias)),
     MinLengthLogitsProcessor: ("min_new_tokens", lambda processor, width: max(processor.min_length - width, 0)),
-    MinNewTokensLengthLogitsProcessor: ("min_new_tokens", lambda processor, width: processor.min_new_tokens),
+    MinNewTokensLengthLogitsProcessor: (
+        "min_new_tokens",
+        lambda processor, width: max(processor.prompt_length_to_skip + processor.min_new_tokens - width, 0),
+    ),
     TemperatureLogitsWarper: ("temperature", lambda processor, width: processor.temperature),
     TopKLogitsWarper: ("top_k", lambda processor, width: processor.top_k),
     TopPLogitsWarper: ("top_p", lambda processor, width: processor.top_p),
@@ -363,8 +366,7 @@ def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int
     Raises:
         InvalidRequest: a processor that we do not compute, has unusual settings, or stands in another order.
     """
-    options: dict[str, Any] = {}
-    order, last = list(PROCESSORS), -1
+    options, order, last = dict[str, Any](), list(PROCESSORS), -1
     for processor in processors:
         kind = type(processor)
         if kind is LogitNormalization:
@@ -408,9 +410,7 @@ def check_agreement(
 
 def stops_of(criteria: Iterable[StoppingCriteria]) -> Stops:
     """The limits that stopping criteria stand for."""
-    lengths: list[int] = []
-    eos: list[int] = []
-    strings: list[StopStringCriteria] = []
+    lengths, eos, strings = list[int](), list[int](), list[StopStringCriteria]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
             lengths.append(criterion.max_length)

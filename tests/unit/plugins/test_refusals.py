@@ -95,6 +95,16 @@ def test_options_that_change_the_answer_change_ours_alike(model: PreTrainedModel
         assert not torch.equal(ours, generate(model, inputs, **without)), options
 
 
+def test_a_minimum_counts_from_the_length_that_its_processor_names(model: PreTrainedModel) -> None:
+    """Guards against a minimum of new tokens where the caller's processor counts the prompt's too."""
+    inputs = padded((8,))
+    end = int(generate(model, inputs)[0, 10])
+    options: dict[str, Any] = {"eos_token_id": end, "logits_processor": [MinNewTokensLengthLogitsProcessor(0, 8, end)]}
+    ours = generate(model, inputs, "recycle", **options)
+    assert torch.equal(ours, generate(model, inputs, **options))
+    assert ours.shape[1] <= 11
+
+
 def test_an_eos_among_bad_words_is_not_banned(model: PreTrainedModel) -> None:
     """Guards against answers that never end: stock `generate` takes EOS out of bad words."""
     inputs = padded((8,))
