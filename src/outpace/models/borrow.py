@@ -32,7 +32,7 @@ def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pac
 
     Raises:
         UnsupportedModel: an architecture that cannot be decoded losslessly, a model spread over devices, a replaced
-            `forward`, a wrapped output layer.
+            `forward`, a wrapped output layer, a hook on it or on the whole model.
         InvalidRequest: the model is in training mode and has dropout.
     """
     with torch.no_grad():
@@ -65,6 +65,9 @@ def _shared_copy(model: "PreTrainedModel") -> "PreTrainedModel":
         raise UnsupportedModel(
             f"{name}: its output layer is a {type(head).__name__}; only a plain nn.Linear can be used"
         )
+    for part, place in ((model, "model"), (head, "output layer")):
+        if part._forward_hooks or part._forward_pre_hooks:  # only the decoder's modules are called as they are
+            raise UnsupportedModel(f"{name}: a hook on its {place} would not run; remove it, or do without Outpace")
     decoder: nn.Module = model.get_decoder()
     for path, module in decoder.named_modules():
         if "forward" in vars(module):  # it would run the original's modules instead of the copy's

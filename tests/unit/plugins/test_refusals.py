@@ -167,6 +167,12 @@ def test_models_that_cannot_be_borrowed_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="training mode and has dropout"):
         borrow_target(model, 8, 1)
     borrow_target(model.eval(), 8, 1)
+    hooked: list[tuple[Any, str]] = [(model, "model"), (model.lm_head, "output layer")]
+    for part, place in hooked:
+        hook = part.register_forward_hook(lambda module, args, output: output)
+        with pytest.raises(UnsupportedModel, match=f"a hook on its {place} would not run"):
+            borrow_target(model, 8, 1)
+        hook.remove()
     model.lm_head = nn.Sequential(model.lm_head)  # as adapters wrap it
     with pytest.raises(UnsupportedModel, match="output layer is a Sequential"):
         borrow_target(model, 8, 1)
