@@ -342,6 +342,36 @@ def test_a_key_is_asked_for_where_there_is_one(visit: Visiting, real: Model) -> 
         assert "secret" not in one.page.evaluate("JSON.stringify({...localStorage, ...sessionStorage}) + location.href")
 
 
+def test_a_server_that_was_away_when_the_page_came_is_asked_again(visit: Visiting, server: Served) -> None:
+    """Guards against a page that needs a reload before it can name a method, and one that loses the question."""
+    one = visit()
+    one.page.route("**/v1/outpace/*", lambda route: route.fulfill(status=502))
+    one.page.reload()
+    expect(one.page.locator("#model")).to_have_text("not connected")
+    one.page.fill("#prompt", "Hello?")
+    one.page.press("#prompt", "Enter")
+    expect(one.page.locator("#alert")).to_have_text("The server answered with status 502.")
+    assert one.page.input_value("#prompt") == "Hello?"
+    one.page.unroute_all()
+    one.set(max_tokens="4")
+    one.page.press("#prompt", "Enter")
+    expect(one.page.locator(".verdict .told")).to_have_text(re.compile("^Equal"), timeout=60_000)
+
+
+def test_what_is_typed_while_a_question_is_refused_is_kept(visit: Visiting) -> None:
+    """Guards against the next message overwritten by the one that comes back."""
+    one = visit()
+    waiting: list[Route] = []
+    one.page.route("**/v1/chat/completions", lambda route: waiting.append(route))
+    with one.page.expect_request("**/v1/chat/completions"):
+        one.page.fill("#prompt", "First?")
+        one.page.press("#prompt", "Enter")
+    one.page.fill("#prompt", "Second?")
+    waiting[0].fulfill(status=503, json={"error": {"message": "the model is loading"}})
+    one.settle()
+    assert one.page.input_value("#prompt") == "First?\nSecond?"
+
+
 def test_a_new_chat_while_an_answer_comes(visit: Visiting) -> None:
     """Guards against a turn of the conversation before that is sent along with the first one of a new conversation."""
     one = visit()

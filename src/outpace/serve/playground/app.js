@@ -41,6 +41,10 @@ const exactness = () => (info?.exactness?.kind === "bitwise" ? "exact to the bit
 async function send() {
   const question = by("prompt").value.trim();
   if (!question || running) return;
+  if (!info) {
+    await connect(); // without the list of methods, none can be named
+    if (!info || running) return;
+  }
   let fields;
   try {
     markField(null);
@@ -164,7 +168,7 @@ function newTurn(question) {
 /** A question that was refused goes back to where it was typed. */
 function takeBack(turn, question) {
   turn.remove();
-  by("prompt").value = question;
+  by("prompt").value = [question, by("prompt").value].filter(Boolean).join("\n"); // and what was typed meanwhile
   fit(by("prompt"));
   const isEmpty = !by("turns").children.length;
   by("welcome").hidden = !isEmpty;
