@@ -54,7 +54,7 @@ def test_both_answers_come_and_are_equal(visit: Visiting, server: Served) -> Non
         assert float(lane.locator(".clock").inner_text().removesuffix(" s")) > 0
         assert re.match(r"40 tokens · \d+\.\d\d per step · \d+ tokens/s", lane.locator(".figures").inner_text())
     counts = {
-        item.get_attribute("data-origin"): int(item.locator("output").inner_text())
+        item.get_attribute("data-origin"): int(item.locator("b").inner_text())
         for item in page.locator("#legend li").all()
     }
     assert set(counts) == {"drafted", "retrieved", "matched", "forced", "bonus"}
@@ -161,6 +161,27 @@ def test_it_is_used_by_keyboard_alone(visit: Visiting, server: Served) -> None:
     expect(page.locator("#prompt")).to_be_focused()
     server.assert_idle()
     assert one.errors == []
+
+
+def test_screen_readers_hear_verdicts_and_not_clocks(visit: Visiting) -> None:
+    """Guards against live regions that change many times a second, and against a focus that is lost with its button."""
+    one = visit()
+    page = one.page
+    assert page.locator("output").count() == 0, "each of them is a live region"
+    page.fill("#prompt", "Count to a thousand.")
+    one.set(max_tokens="3000")
+    page.focus("#send")
+    page.keyboard.press("Enter")
+    expect(page.locator("#stop")).to_be_focused()
+    page.wait_for_function("() => document.querySelectorAll('.lane:first-child .token').length > 20")
+    assert page.locator("output").count() == 0
+    expect(page.locator("#round")).to_have_attribute("aria-live", "off")
+    page.keyboard.press("Enter")
+    one.settle()
+    expect(page.locator("#send")).to_be_focused()
+    expect(page.locator(".verdict")).to_have_text("Stopped: nothing to compare.")
+    page.click("#before")
+    expect(page.locator("#round")).to_have_attribute("aria-live", "polite")
 
 
 def test_a_phone_has_room_for_all_of_it(visit: Visiting) -> None:
@@ -324,7 +345,7 @@ def test_a_schema_is_kept_and_forces(visit: Visiting) -> None:
     own, plain = one.answers()
     assert own == plain
     assert set(json.loads(own)) == {"first_name", "is_happy"}
-    assert int(one.page.locator("#legend [data-origin=forced] output").inner_text()) > 0
+    assert int(one.page.locator("#legend [data-origin=forced] b").inner_text()) > 0
     assert one.page.inner_text(".verdict .told").startswith("Equal")
 
 

@@ -204,8 +204,10 @@ function tell(text) {
 }
 
 function setRunning(isRunning) {
-  by("send").hidden = isRunning;
-  by("stop").hidden = !isRunning;
+  const [shown, gone] = isRunning ? [by("stop"), by("send")] : [by("send"), by("stop")];
+  const hadFocus = document.activeElement === gone; // which a hidden button would lose
+  [shown.hidden, gone.hidden] = [false, true];
+  if (hadFocus) shown.focus();
 }
 
 function fit(area) {

@@ -52,6 +52,7 @@ export class Insight {
     drawChart(by("chart"), answer);
     const last = answer.rounds.length - 1;
     const shown = this.#round ?? last;
+    by("round").ariaLive = this.#round === null ? "off" : "polite"; // not at each of the rounds that come by
     by("before").disabled = shown <= 0;
     by("after").disabled = shown >= last;
     this.#lane.mark(this.#round === null ? null : shown);

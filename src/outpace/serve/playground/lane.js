@@ -112,7 +112,7 @@ export function drawLegend(list, counts) {
     ...Object.entries(ORIGINS).map(([origin, { name, about }]) => {
       const item = document.createElement("li");
       item.dataset.origin = origin;
-      const [mark, text, count] = ["span", "span", "output"].map((tag) => document.createElement(tag));
+      const [mark, text, count] = ["span", "span", "b"].map((tag) => document.createElement(tag));
       mark.className = "token";
       mark.dataset.origin = origin;
       mark.textContent = name;
