@@ -121,6 +121,13 @@ def test_pointing_at_a_token_shows_its_round(visit: Visiting) -> None:
     expect(page.locator("#round")).to_have_text("The first token comes with the prompt, before any round.")
     page.keyboard.press("End")
     expect(page.locator("#round-title")).to_have_text(re.compile(r"^Round (\d+) of \1$"))
+    here = "[...document.activeElement.parentElement.children].indexOf(document.activeElement)"
+    place = page.evaluate(here)
+    page.evaluate(
+        "document.activeElement.dispatchEvent("
+        "new KeyboardEvent('keydown', {key: 'ArrowLeft', altKey: true, bubbles: true, cancelable: true}))"
+    )
+    assert page.evaluate(here) == place, "Alt and an arrow are the browser's"
     page.click("#before")
     expect(page.locator("#round-title")).not_to_have_text(re.compile(r"^Round (\d+) of \1$"))
     page.locator(".lane").nth(1).locator(".token", has_text=re.compile(r"\w")).nth(3).hover()
@@ -154,6 +161,11 @@ def test_it_is_used_by_keyboard_alone(visit: Visiting, server: Served) -> None:
     page.evaluate("document.querySelector('#max_tokens').value = '3000'")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelectorAll('.lane:first-child .token').length > 5")
+    page.evaluate(
+        "document.activeElement.dispatchEvent("
+        "new KeyboardEvent('keydown', {key: 'Escape', isComposing: true, bubbles: true}))"
+    )
+    page.wait_for_function("() => document.querySelectorAll('.lane:first-child .token').length > 15")
     page.keyboard.press("Escape")
     one.settle()
     assert [lane.get_attribute("data-state") for lane in page.locator(".lane").all()] == ["stopped", "skipped"]

@@ -234,6 +234,9 @@ function toEnd() {
   else last.querySelector(".lane:not([data-state='waiting'])")?.scrollIntoView({ block: "nearest" });
 }
 
+/** Whether a key belongs to an input method, which Safari tells by the code alone. */
+const isComposing = (event) => event.isComposing || event.keyCode === 229;
+
 function listen() {
   listenForTheme(by("theme"));
   by("composer").addEventListener("submit", (event) => {
@@ -241,7 +244,7 @@ function listen() {
     send();
   });
   by("prompt").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
     event.preventDefault();
     send();
   });
@@ -252,7 +255,7 @@ function listen() {
   by("settings").addEventListener("input", showSummary);
   by("key").addEventListener("change", connect);
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !running) return;
+    if (event.key !== "Escape" || isComposing(event) || !running) return;
     running.abort();
     by("prompt").focus();
   });

@@ -95,6 +95,7 @@ export class Lane {
     };
     for (const kind of ["mouseover", "focusin", "click"]) this.#answer.addEventListener(kind, pointed);
     this.#answer.addEventListener("keydown", (event) => {
+      if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return; // back, or a selection
       const tokens = [...this.#answer.children];
       const here = tokens.indexOf(document.activeElement);
       const to = { ArrowRight: here + 1, ArrowLeft: here < 0 ? tokens.length - 1 : here - 1, Home: 0, End: tokens.length - 1 };
