@@ -270,6 +270,24 @@ def test_what_the_model_says_is_never_markup(visit: Visiting) -> None:
     assert one.page.title() == "Outpace playground"
 
 
+def test_right_to_left_text_is_set_so(visit: Visiting) -> None:
+    """Guards against Hebrew and Arabic sentences whose full stops stand at their beginnings."""
+    one = visit()
+    answering(one, {"body": stream((1, "\u05e9\u05dc", "bonus"), (2, "\u05d5\u05dd.", "matched"))})
+    one.ask("\u05e9\u05dc\u05d5\u05dd.")
+    left = """([name, place]) => {
+        const walker = document.createTreeWalker(document.querySelector(name), NodeFilter.SHOW_TEXT);
+        const [node, range] = [place ? walker.lastChild() : walker.firstChild(), document.createRange()];
+        const start = place ? node.length - 1 : 0;
+        range.setStart(node, start);
+        range.setEnd(node, start + 1);
+        return range.getBoundingClientRect().left;
+    }"""
+    for name in (".question", ".answer"):
+        first, last = (one.page.evaluate(left, [name, place]) for place in (0, 1))
+        assert last < first, name
+
+
 @pytest.mark.parametrize("own", [[(2, " you", "drafted")], []], ids=["another token", "the beginning alone"])
 def test_a_difference_is_called_one(visit: Visiting, own: list[tuple[int, str, str]]) -> None:
     """Guards against a verdict that says equal whatever it sees, such as equal texts of unequal tokens, and against a
