@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from weakref import ref
+from weakref import proxy, ref
 
 import torch
 from torch import Tensor, nn
@@ -293,7 +293,9 @@ class PackedModel:
         if captured and self.captures:
             if wanted not in self._captured:
                 rows = EXACT_ROWS if self.exact else None
-                self._captured[wanted] = CapturedPass(self.kv, partial(self._run_plan, taps=wanted), rows)
+                # By a weak reference: a cycle would keep the weights until the garbage collector comes.
+                run = partial(PackedModel._run_plan, proxy(self), taps=wanted)
+                self._captured[wanted] = CapturedPass(self.kv, run, rows)
             found = self._captured[wanted]([tables], [ids])
             if found is not None:
                 return found[0], dict(zip(wanted, found[1:], strict=True))

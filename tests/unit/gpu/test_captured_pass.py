@@ -1,8 +1,10 @@
 """Passes over static buffers against the same passes without: bit for bit, whatever the batch, in rounds one after the
 other. On a CPU the buffers are filled and the function is called where a GPU replays a graph."""
 
+import gc
 import random
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -198,6 +200,21 @@ def test_a_pass_that_fits_no_bucket_runs_without(monkeypatch: pytest.MonkeyPatch
     assert not target._captured[()]._graphs._recorded
     monkeypatch.setenv(VARIABLE, "on")
     assert not target_of("qwen3_moe").captures
+
+
+@torch.inference_mode()
+def test_a_model_ends_with_its_last_reference() -> None:
+    """Guards against weights that wait for the garbage collector, which a GPU that runs out of memory does not call."""
+    target = written(True)
+    target.run_pass((), [1], [random_tree([-1, 0, 0], 1)])
+    assert target._captured
+    model = ref(target)
+    gc.disable()
+    try:
+        del target
+        assert model() is None, "without reference cycles"
+    finally:
+        gc.enable()
 
 
 def test_a_pass_is_its_own() -> None:
