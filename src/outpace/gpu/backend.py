@@ -27,6 +27,11 @@ def runs_triton(device: torch.device) -> bool:
     return True
 
 
+def on_device_of(rows: Tensor) -> torch.cuda.device:
+    """A context in which Triton's kernels run where these rows are: they run on the thread's current device."""
+    return torch.cuda.device(rows.get_device())  # -1 on a CPU, which changes nothing
+
+
 def next_power(size: int) -> int:
     """The least power of 2 that is not smaller."""
     return 1 << (size - 1).bit_length()

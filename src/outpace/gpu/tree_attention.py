@@ -5,7 +5,7 @@ from torch import Tensor
 
 from outpace.cache.passes import ROWS_PER_TILE, TilePlan
 from outpace.cache.slots import AttentionSettings, SlotKV
-from outpace.gpu.backend import next_power, runs_triton
+from outpace.gpu.backend import next_power, on_device_of, runs_triton
 
 _LEAST = 16  # rows, columns and inputs of the smallest product that a GPU's matrix units compute
 
@@ -16,8 +16,10 @@ def attend_plan(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSe
     Args:
         query: [H, T, D]; rows behind the plan's are padding and come out as zeros.
     """
-    compute = _by_kernel if runs_triton(query.device) else by_torch
-    return compute(query, kv, plan, settings)
+    if not runs_triton(query.device):
+        return by_torch(query, kv, plan, settings)
+    with on_device_of(query):
+        return _by_kernel(query, kv, plan, settings)
 
 
 def _by_kernel(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSettings) -> Tensor:

@@ -115,10 +115,10 @@ def try_training(
         (terms["loss"] / terms["weight"]).backward()
         step_all(optimizers)
         if is_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(target.device)
         times.append(perf_counter() - started)
     if is_gpu:
-        return sum(times[1:]) / TRIED_PASSES, float(torch.cuda.max_memory_allocated())
+        return sum(times[1:]) / TRIED_PASSES, float(torch.cuda.max_memory_allocated(target.device))
     return sum(times[1:]) / TRIED_PASSES, most_memory()
 
 

@@ -1,5 +1,7 @@
 """One attention call for all requests of a pass: the Triton kernel and its torch reference against plain attention."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import pytest
@@ -23,6 +25,21 @@ COVERING = set(covering(CASES))
 def test_kernels_run_where_they_are_tested() -> None:
     """Guards against comparing the reference with itself."""
     assert runs_triton(DEVICE)
+
+
+def test_kernels_run_on_their_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against device="cuda:1", whose tensors kernels on the current device, the first, would not find."""
+    entered: list[int] = []
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        entered.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    world = random_world(0, torch.float32, 2, 1, 16)
+    attend_plan(world.query, world.kv, Tables.of(world.segments).on(DEVICE), AttentionSettings(0, 0.25, None, None))
+    assert entered == [world.query.get_device()]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.domino.net import DominoHead
-from outpace.gpu.backend import runs_triton
+from outpace.gpu.backend import on_device_of, runs_triton
 from outpace.kernels.domino_head import HeadRows, HeadStep, Picked
 from outpace.kernels.exact import NotCompiled, check_exact
 from outpace.sampling.noise import gumbel
@@ -78,8 +78,11 @@ class StepRows(NamedTuple):
 def step(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
     """One more token in each row, and the best ids for the next. No size but F depends on a tensor's values, so it can
     be captured in a graph."""
-    compute = _by_kernels if runs_triton(rows.base.device) else by_torch
-    return compute(weights, rows, min(width, rows.base.shape[1]))
+    width = min(width, rows.base.shape[1])
+    if not runs_triton(rows.base.device):
+        return by_torch(weights, rows, width)
+    with on_device_of(rows.base):
+        return _by_kernels(weights, rows, width)
 
 
 def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
