@@ -31,7 +31,9 @@ def is_lazy(device: torch.device) -> bool:
 def free_bytes(device: torch.device, root: Path = ROOT) -> int:
     """Bytes that are free on a device, or in the control groups around this process, such as a container's."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What this process has freed, as with an earlier model, torch keeps and gives out again.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     import psutil
 
     free = int(psutil.virtual_memory().available)

@@ -34,3 +34,11 @@ VERSION_1 = {
 def test_memory_of_a_container(files: dict[str, str], free: int, tmp_path: Path) -> None:
     """Guards against a context cut short by the page cache of the model's own file, and limits that nobody reads."""
     assert free_bytes(torch.device("cpu"), write(tmp_path, files)) == free
+
+
+def test_what_torch_keeps_of_a_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a second model in a process with a short context: the first one's memory seems taken."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 800)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
+    assert free_bytes(torch.device("cuda")) == 600
