@@ -61,13 +61,13 @@ class Pages:
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         count = prod(shape)
         self._map: mmap.mmap | None = None
-        if not is_lazy(device) or not count:
-            self.tensor = torch.empty(*shape, dtype=dtype, device=device)
-            return
         size = count * dtype.itemsize
         try:
+            if not is_lazy(device) or not count:
+                self.tensor = torch.empty(*shape, dtype=dtype, device=device)
+                return
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, RuntimeError) as error:  # torch's, of a device too, is the last one
             raise InvalidRequest(
                 f"no space for {size / 2**30:.1f} GB of keys and values: load with a smaller max_model_len or "
                 "max_num_seqs"

@@ -10,6 +10,7 @@ import torch
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import Topology
+from outpace.lib.errors import InvalidRequest
 from outpace.lib.int8 import rotated
 
 LAYERS, HEADS, DIM = 2, 3, 4
@@ -145,6 +146,13 @@ def resident_bytes(kv: SlotKV) -> int:
         if first <= start < last:
             return int(re.search(r"Rss:\s+(\d+) kB", area)[1]) * 1024  # type: ignore[index]
     raise AssertionError("keys are in no area of memory")
+
+
+def test_memory_that_is_taken_at_once_may_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a draft model for which the target left no memory on a GPU, and an error that names no remedy."""
+    monkeypatch.setattr("outpace.cache.memory.is_lazy", lambda device: False)
+    with pytest.raises(InvalidRequest, match="smaller max_model_len or max_num_seqs"):
+        slot_kv(capacity=2**50)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux counts pages here")
