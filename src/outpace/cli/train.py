@@ -215,9 +215,9 @@ def transitions(
     new_file(out)  # refused before the passes, which take long
     items = read_workloads(prompts)
     with loading(target, True):
-        model, codec = load_target(target, dtype, device, None, 1)
+        model, codec = load_target(target, dtype, device, None, 1, longest=max_length or DataSettings().max_length)
     frozen = FrozenTarget(model)
-    longest = min(max_length or DataSettings().max_length, frozen.max_length)
+    longest = frozen.max_length
     samples = join(items, path_of(answers), codec, frozen.vocab_size, longest)
     stored = None
     if features is not None:

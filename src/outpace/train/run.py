@@ -213,7 +213,9 @@ def _answers_of(
 def frozen_target(run: Run, device: str, is_main: bool = True) -> tuple[FrozenTarget, TextCodec]:
     """The target, for training on this process's device."""
     with loading(run.target, is_shown=is_main):  # processes that train together share a terminal
-        target, codec = load_target(run.target, run.dtype, device, None, run.settings.training.micro_batch_size)
+        rows = run.settings.training.micro_batch_size
+        # Devices take the memory of keys and values at once: for the target's own limit most of what is free.
+        target, codec = load_target(run.target, run.dtype, device, None, rows, longest=run.settings.data.max_length)
     return FrozenTarget(target), codec
 
 

@@ -179,6 +179,8 @@ def test_the_models_limit_and_the_users_shorter_one(checkpoint: Path) -> None:
     """Guards against positions the model was not built for, and against a shorter limit that is ignored."""
     assert load_target(str(checkpoint), "float32", "cpu", None, 1)[0].max_length == 256
     assert load_target(str(checkpoint), "float32", "cpu", 1, 1)[0].max_length == 1
+    for longest, expected in ((40, 40), (999, 256)):  # as in training, which needs no memory for more
+        assert load_target(str(checkpoint), "float32", "cpu", None, 1, longest=longest)[0].max_length == expected
 
 
 def test_the_limit_of_memory(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

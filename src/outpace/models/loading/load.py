@@ -36,6 +36,7 @@ def load_target(
     exact: bool = False,
     kv_cache_memory_bytes: int | None = None,
     kv_cache_dtype: str = "auto",
+    longest: int | None = None,
 ) -> tuple[TransformersTarget, TextCodec]:
     """Load a model and its tokenizer.
 
@@ -48,6 +49,7 @@ def load_target(
         kv_cache_memory_bytes: for keys and values of all requests together; None takes most of what is free.
         exact: passes of fixed shapes on a GPU; on a CPU an error where they are not bit-exact anyway.
         kv_cache_dtype: as of `precision.check_kv_cache_dtype`.
+        longest: tokens that no request exceeds, where `max_model_len` is None; None if that is not known.
 
     Raises:
         ModelError: nothing readable under that name.
@@ -70,6 +72,7 @@ def load_target(
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
+    limit = limit if longest is None else min(limit, longest)
     model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME, quantize)
     codec = read_tokenizer(source)
     eos = _eos_token_ids(source, model.generation_config, model.config, codec)
