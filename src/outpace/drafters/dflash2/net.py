@@ -71,6 +71,10 @@ class BlockConvolution(nn.Module):
         return self._convolved(rows, corrections, self.base_kernel[1])
 
     def _convolved(self, rows: Tensor, corrections: Tensor, base: Tensor) -> Tensor:
+        count = len(rows)
+        if missing := -count % self._block_size:  # a captured pass ends with rows of padding, which fill no block
+            rows = nn.functional.pad(rows, (0, 0, 0, missing))
+            corrections = nn.functional.pad(corrections, (0, 0, 0, 0, 0, missing))
         kernels = corrections[..., None] + base.view(self._taps, self._groups, -1)  # [T, taps, groups, C]
         blocks = rows.view(-1, self._block_size, self._groups, kernels.shape[-1])
         total = torch.zeros_like(blocks)
@@ -78,7 +82,7 @@ class BlockConvolution(nn.Module):
             if offset < self._block_size:
                 shifted = blocks[:, : self._block_size - offset]
                 total = total + kernel * nn.functional.pad(shifted, (0, 0, 0, 0, offset, 0))
-        return total.view_as(rows)
+        return total.view_as(rows)[:count]
 
 
 class DFlash2Layer(DFlashLayer):
@@ -120,7 +124,7 @@ class DFlash2Net(NeighbourNet):
         fill_with_nan(self)
 
     def block(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """As of `DFlashNet`; rows of whole blocks only."""
+        """As of `DFlashNet`; rows of whole blocks, and padding after them."""
         hidden = embeddings
         for index, layer in self.each_layer():
             assert isinstance(layer, DFlash2Layer)
