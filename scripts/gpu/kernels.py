@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outpace.cache.passes import Tables
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
@@ -47,6 +48,11 @@ def _noise(device: torch.device) -> bool:
     return torch.equal(bits.cpu(), noise_bits(keys, ids.cpu()))
 
 
+def _worst(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite where one is NaN, which Python's `max` would pass over."""
+    return float((one - other).abs().nan_to_num(nan=torch.inf).max())
+
+
 def _attention(device: torch.device, dtype: torch.dtype, small: bool, exact: bool) -> float:
     heads, kv_heads, dim, longest = (4, 2, 16, 70) if small else (32, 8, 128, 5000)
     worst = 0.0
@@ -67,7 +73,7 @@ def _attention(device: torch.device, dtype: torch.dtype, small: bool, exact: boo
         settings = AttentionSettings(0, dim**-0.5, window, softcap)
         plan = Tables.of(segments, exact).on(device)
         actual, expected = (compute(query, kv, plan, settings).float() for compute in (attend_plan, by_torch))
-        worst = max(worst, float((actual - expected).abs().max()))
+        worst = max(worst, _worst(actual, expected))
     return worst
 
 
@@ -95,5 +101,5 @@ def _step(device: torch.device, dtype: torch.dtype, small: bool) -> float:
         rows = steps.StepRows(before, gates.to(dtype), low.to(dtype), base, keys, warmth)
         actual, expected = steps.step(weights, rows, 4), steps.by_torch(weights, rows, 4)
         for one, other in ((actual.states, expected.states), (actual.log_probs, expected.log_probs)):
-            worst = max(worst, float((one - other).abs().max()))
+            worst = max(worst, _worst(one, other))
     return worst
