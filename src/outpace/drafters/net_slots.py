@@ -86,7 +86,7 @@ class NetSlots:
             device=device,
         )
         self._scale, self.tiled = head_dim**-0.5, device.type != "cpu"
-        self.captures = captures_on(device)
+        self.captures = captures_on(device, dtype)
 
     def positions(self, parts: Sequence[Rows]) -> Tensor:
         """[T] absolute positions of the fresh rows, packed."""

@@ -16,9 +16,11 @@ def _is_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def runs_triton(device: torch.device) -> bool:
-    """Whether kernels in Triton run on a device. On a CPU only in its interpreter, which TRITON_INTERPRET=1 asks for,
-    set before anything imports Triton, and which is for tests: it is slow."""
+def runs_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether kernels in Triton run on a device with numbers of a dtype. On a CPU only in its interpreter, which
+    TRITON_INTERPRET=1 asks for, set before anything imports Triton, and which is for tests: it is slow."""
+    if dtype == torch.float64:
+        return False  # kernels sum in float32, and Triton does not mix both in a loop
     if device.type == "cuda":
         return _is_installed()
     if device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1" or not _is_installed():

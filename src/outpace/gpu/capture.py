@@ -34,10 +34,10 @@ HEAD_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _WARM_UPS = 3  # kernels are compiled and libraries choose before anything is recorded
 
 
-def captures_on(device: torch.device) -> bool:
+def captures_on(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
     """Whether passes on a device run over static buffers: on CUDA with Triton, whose kernels read nothing on the host,
     unless OUTPACE_GRAPHS=off is set; on a CPU in Triton's interpreter, which is for tests, if OUTPACE_GRAPHS=on is."""
-    return switch(VARIABLE, device.type == "cuda") and runs_triton(device)
+    return switch(VARIABLE, device.type == "cuda") and runs_triton(device, dtype)
 
 
 @dataclass(eq=False)

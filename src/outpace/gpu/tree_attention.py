@@ -16,7 +16,7 @@ def attend_plan(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSe
     Args:
         query: [H, T, D]; rows behind the plan's are padding and come out as zeros.
     """
-    if not runs_triton(query.device):
+    if not runs_triton(query.device, query.dtype):
         return by_torch(query, kv, plan, settings)
     with on_device_of(query):
         return _by_kernel(query, kv, plan, settings)
@@ -65,12 +65,12 @@ def _by_kernel(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSet
 
 
 def by_torch(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSettings) -> Tensor:
-    """The same function of the same plan, tile by tile, in float32: what the kernel is compared with, and what runs on
-    a GPU without Triton. In exact mode its sums are in logical order too, but it promises no bits."""
+    """The same function of the same plan, tile by tile, in float32 at least: what the kernel is compared with, and what
+    runs on a GPU without Triton. In exact mode its sums are in logical order too, but it promises no bits."""
     layer, scaling, window, softcap = settings
     heads, count, dim = query.shape
     group = heads // kv.keys.shape[2]
-    output = query.new_zeros(count, heads, dim)
+    output, wide = query.new_zeros(count, heads, dim), torch.promote_types(query.dtype, torch.float32)
     sight = plan.sight.long()
     assert plan.on_host is not None, "padded tables are read by kernels"
     for slot, first, size, committed, offset, _, _, _, end in plan.on_host:
@@ -87,8 +87,8 @@ def by_torch(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSetti
         if window is not None:
             stands = torch.cat([stored[:committed], plan.tail[offset + tail].long()])
             seen = seen & (stands > positions[:, None] - window)
-        keys, values = (rows[layer, slot][:, stored].float() for rows in (kv.keys, kv.values))  # [G, L, D]
-        asked = query[:, own].float().unflatten(0, (-1, group))  # [G, H/G, N, D]
+        keys, values = (rows[layer, slot][:, stored].to(wide) for rows in (kv.keys, kv.values))  # [G, L, D]
+        asked = query[:, own].to(wide).unflatten(0, (-1, group))  # [G, H/G, N, D]
         scores = asked @ keys[:, None].transpose(2, 3) * scaling  # [G, H/G, N, L]
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)

@@ -203,7 +203,7 @@ class PackedModel:
             budget=budget,
         )
         # The number of rows per expert is read on the host, which a graph cannot do.
-        self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
+        self.captures = self.tiled and captures_on(self.device, self.dtype) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.four_bits: ref[PackedModel] | None = None
         self.native, self.computed_by = self._derive()

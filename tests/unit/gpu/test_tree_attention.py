@@ -10,6 +10,7 @@ import torch
 from outpace.cache.passes import Tables
 from outpace.cache.slots import AttentionSettings
 from outpace.gpu.backend import runs_triton
+from outpace.gpu.capture import captures_on
 from outpace.gpu.tree_attention import attend_plan, by_torch
 from tests.pairwise import covering
 from tests.unit.gpu.worlds import DEVICE, plain_attention, random_world
@@ -62,6 +63,16 @@ def test_a_pass_is_attended_as_row_by_row(
     for compute in (attend_plan, by_torch):
         actual = compute(world.query, world.kv, plan, settings).float()
         torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_float64_is_attended_without_kernels() -> None:
+    """Guards against kernels for a dtype that they cannot be compiled for, and sums in float32 where more was asked."""
+    assert not runs_triton(DEVICE, torch.float64)
+    assert not captures_on(DEVICE, torch.float64)
+    world = random_world(0, torch.float64, 2, 1, 16)
+    plan = Tables.of(world.segments).on(DEVICE)
+    actual = attend_plan(world.query, world.kv, plan, AttentionSettings(0, 0.25, None, None))
+    torch.testing.assert_close(actual, plain_attention(world, 0.25, None, None), atol=1e-12, rtol=1e-12)
 
 
 def test_rows_of_padding_come_out_as_zeros() -> None:

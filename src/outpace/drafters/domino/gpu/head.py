@@ -79,7 +79,7 @@ def step(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
     """One more token in each row, and the best ids for the next. No size but F depends on a tensor's values, so it can
     be captured in a graph."""
     width = min(width, rows.base.shape[1])
-    if not runs_triton(rows.base.device):
+    if not runs_triton(rows.base.device, weights.vocabulary.dtype):
         return by_torch(weights, rows, width)
     with on_device_of(rows.base):
         return _by_kernels(weights, rows, width)
@@ -195,12 +195,12 @@ class TritonHead:
 
 def triton_head(head: DominoHead, ids: Tensor | None) -> TritonHead | None:
     """The head over some ids [K], or all, by kernels; None where its own modules run it."""
-    device = head.vocabulary_weight.device
+    weight = head.vocabulary_weight
     try:
         check_exact(head, (DominoHead,))
     except NotCompiled:
         return None
-    if device.type != "cuda" or not runs_triton(device):
+    if weight.device.type != "cuda" or not runs_triton(weight.device, weight.dtype):
         return None
     return TritonHead(HeadWeights.of(head, ids))
 
