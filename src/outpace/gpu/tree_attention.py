@@ -58,6 +58,7 @@ def _by_kernel(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSet
         WINDOW=window is not None,
         CAP=softcap is not None,
         SPLIT=is_split,
+        num_stages=2,  # for which blocks are sized; Triton's own choice is three
     )
     if is_split:
         tree_kernels.join[(len(plan.tiles), rows * heads)](output, partial, peaks, totals, plan.tiles, **sizes)
