@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from outpace.drafters.domino.methods import DominoOptions, domino_proposer
 from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.kind import DrafterKind, Training
-from outpace.drafters.kinds import KINDS
 from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.methods import Method
@@ -117,7 +116,6 @@ MLP_HEAD = DrafterKind(
     matches=matches,
     read=read,
     layouts={"mlp-head": write},
-    probe=KINDS["domino"].probe,
     methods={
         NAME: Method(
             partial(domino_proposer, net_class=MlpNet, method=NAME),

@@ -247,7 +247,7 @@ def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest
     assert_refused(run(*options, str(tmp_path / "out")), "exists; choose a new folder")
     said = run(*options, str(tmp_path / "second"))
     assert said.exit_code == 0
-    assert "EQUAL: dflash as z-lab in float32, largest relative difference of forwards 0" in said.stdout
+    assert "EQUAL: dflash as z-lab in float32, largest relative difference of weights 0" in said.stdout
     monkeypatch.setattr(convert, "largest_difference", lambda net, other: float("inf"))
     wrong = run(*options, str(tmp_path / "third"), "--json")
     assert (wrong.exit_code, json.loads(wrong.stdout)["difference"]) == (1, None)

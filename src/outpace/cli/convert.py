@@ -75,7 +75,7 @@ def convert(
     else:
         console.print(
             f"{'EQUAL' if done.is_equal else 'DIFFERENT'}: {done.kind} as {done.layout} in {stored}, "
-            f"largest relative difference of forwards {done.difference:g}"
+            f"largest relative difference of weights {done.difference:g}"
             f"{''.join(f'; {change}' for change in done.changed)}{'' if done.is_equal else f'; {out} is removed'}",
             highlight=False,
             soft_wrap=True,

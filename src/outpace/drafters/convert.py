@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from outpace.drafters.eagle3.files import HEADLESS
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fields import Fields, agreed, dtype_name, flag
-from outpace.drafters.kind import Random
 from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import FILES, load_net, locate
 from outpace.drafters.medusa.net import MedusaNet
@@ -33,8 +32,8 @@ class Conversion:
 
     Attributes:
         kind, layout, dtype: of the file written.
-        difference: between the forwards of the net and of the file, relative to the largest output; 0.0 for equal bits.
-            Of a file in 8 bits, the rounding.
+        difference: the largest between weights of the net and of the file, as of `largest_difference`. Of a file in 8
+            bits, the rounding.
         changed: settings and weights that the file gives otherwise, in words.
         weights: "plain" or "int8".
     """
@@ -137,20 +136,17 @@ def _cast(net: nn.Module, dtype: torch.dtype, name: str) -> nn.Module:
 
 @torch.inference_mode()
 def largest_difference(net: nn.Module, other: nn.Module) -> float:
-    """Largest difference between the outputs of two nets, in units of the largest output of the first. Returns 0.0 for
-    equal bits, and for kinds without a probe; infinity where outputs are missing, of other shapes or not numbers."""
-    probe = kind_of(net).probe
-    if probe is None or type(net) is not type(other):
-        return 0.0 if type(net) is type(other) else float("inf")
-    found, again = (probe(one, Random(one)) for one in (net, other))
-    if [tensor.shape for tensor in found] != [tensor.shape for tensor in again]:
+    """Largest difference between the weights of two nets, in units of the largest number of its tensor in the first.
+    Returns 0.0 for equal numbers; infinity where tensors are missing, of other shapes or not numbers."""
+    ours, theirs = net.state_dict(), other.state_dict()
+    shapes, others = ({name: tensor.shape for name, tensor in one.items()} for one in (ours, theirs))
+    if type(net) is not type(other) or shapes != others:
         return float("inf")
-    differences = [_relative(one.double(), two.double()) for one, two in zip(found, again, strict=True)]
-    return max(differences, default=float("inf"))
+    return max((_relative(tensor.float(), theirs[name].float()) for name, tensor in ours.items()), default=0.0)
 
 
 def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
-    """Weights and maps of the other net whose bits are not those of the first; rounding may hide one from a forward."""
+    """Weights and maps of the other net whose bits are not those of the first."""
     ours = net.state_dict()
     return [
         f"{name} has other values"
@@ -161,12 +157,12 @@ def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
 
 def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
     """Settings that both nets have and that differ: taps, mask tokens and block sizes move no weight, but decide. A
-    setting that the other's file leaves out is no difference."""
+    number of the target's layers that the other's file leaves out is no difference."""
     ours, theirs = settings_in(net), settings_in(other)
     return [
         f"{name}={theirs[name]!r} instead of {ours[name]!r}"
         for name in ours.keys() & theirs.keys()
-        if theirs[name] is not None and theirs[name] != ours[name]
+        if theirs[name] != ours[name] and (name, theirs[name]) != ("target_layers", None)
     ]
 
 
@@ -181,10 +177,11 @@ def settings_in(net: nn.Module) -> dict[str, Any]:
 
 
 def _relative(found: Tensor, again: Tensor) -> float:
+    if torch.equal(found, again):
+        return 0.0
     if not bool(found.isfinite().all() & again.isfinite().all()):
         return float("inf")
-    difference = float((found - again).abs().max())
-    return difference / max(float(found.abs().max()), torch.finfo(torch.float64).tiny)
+    return float((found - again).abs().max()) / max(float(found.abs().max()), torch.finfo(torch.float32).tiny)
 
 
 FIELD = "target_weights"

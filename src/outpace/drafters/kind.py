@@ -5,38 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import nn
 
 from outpace.drafters.method import Method
 from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import MethodError, ModelError
-
-ROWS = 7
-
-
-class Random:
-    """Rows of normal numbers, the same for every net of a dtype."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self._dtype = next(net.parameters()).dtype
-        self._generator = torch.Generator().manual_seed(0)
-
-    def __call__(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator, dtype=torch.float64).to(self._dtype)
-
-
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attention(query, key, value, torch.ones(len(query), len(key), dtype=torch.bool).tril())
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """[T, heads, D] of T rows over S ones, of which each sees those that are visible [T, S]."""
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))  # [1, heads, T or S, D]
-    out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, enable_gqa=True)
-    return out[0].transpose(0, 1)
-
 
 Writer = Callable[[Any, Path, str | None], None]
 """Writes a net into a folder, for a target or None."""
@@ -69,7 +43,6 @@ class DrafterKind:
         matches: whether a config.json describes a drafter of this kind.
         read: makes the network of a checkpoint.
         layouts: public layouts that it is written in, with their writers; the first is the default.
-        probe: outputs of a network for random inputs, which conversion compares; None compares weights and settings.
         methods: methods that draft with it, by name; the first is its own.
         default_method: where a drafter of this kind is named and no method; the first one unless stated.
         objective: imports and returns how it is trained; None for a kind that `outpace train` does not offer. A
@@ -85,7 +58,6 @@ class DrafterKind:
     matches: Callable[[Mapping[str, Any]], bool] = lambda config: False
     read: Callable[[Checkpoint], nn.Module] | None = None
     layouts: Mapping[str, Writer] = field(default_factory=dict)
-    probe: Callable[[Any, Random], list[Tensor]] | None = None
     methods: Mapping[str, Method] = field(default_factory=dict)
     default_method: str = ""
     objective: Callable[[], Training] | None = None

@@ -10,30 +10,30 @@ from typing import Any
 from torch import nn
 
 from outpace.drafters.dart import methods as dart
-from outpace.drafters.dart.files import export_dart, is_dart, probe_dart, read_dart
+from outpace.drafters.dart.files import export_dart, is_dart, read_dart
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dflash import methods as dflash
-from outpace.drafters.dflash.files import export_dflash, is_dflash, probe_dflash, read_dflash
+from outpace.drafters.dflash.files import export_dflash, is_dflash, read_dflash
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash2 import methods as dflash2
-from outpace.drafters.dflash2.files import export_dflash2, is_dflash2, probe_dflash2, read_dflash2
+from outpace.drafters.dflash2.files import export_dflash2, is_dflash2, read_dflash2
 from outpace.drafters.dflash2.net import DFlash2Net
 from outpace.drafters.domino import methods as domino
-from outpace.drafters.domino.files import export_domino, is_domino, probe_domino, read_domino
+from outpace.drafters.domino.files import export_domino, is_domino, read_domino
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.draft_lm import methods as draft_lm
 from outpace.drafters.dspark import methods as dspark
-from outpace.drafters.dspark.files import export_dspark, is_dspark, probe_dspark, read_dspark
+from outpace.drafters.dspark.files import export_dspark, is_dspark, read_dspark
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.eagle3 import methods as eagle3
-from outpace.drafters.eagle3.files import HEADLESS, export_eagle3, is_eagle3, probe_eagle3, read_eagle3
+from outpace.drafters.eagle3.files import HEADLESS, export_eagle3, is_eagle3, read_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.kind import DrafterKind, Writer
 from outpace.drafters.lattice import methods as lattice
-from outpace.drafters.lattice.files import export_lattice, is_lattice, probe_lattice, read_lattice
+from outpace.drafters.lattice.files import export_lattice, is_lattice, read_lattice
 from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.medusa import methods as medusa
-from outpace.drafters.medusa.files import export_medusa, is_medusa, probe_medusa, read_medusa
+from outpace.drafters.medusa.files import export_medusa, is_medusa, read_medusa
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.drafters.tokenswift import methods as tokenswift
@@ -64,7 +64,6 @@ _ROWS = (
         matches=is_dspark,
         read=read_dspark,
         layouts=_layouts(export_dspark, "specforge"),
-        probe=probe_dspark,
         methods=dspark.METHODS,
         default_method="outpace:draft=dspark",
         objective=_objective("dspark"),
@@ -77,7 +76,6 @@ _ROWS = (
         matches=is_dflash2,
         read=read_dflash2,
         layouts=_layouts(export_dflash2, "z-lab"),
-        probe=probe_dflash2,
         methods=dflash2.METHODS,
         default_method="outpace:draft=dflash2",
         objective=_objective("dflash2"),
@@ -89,7 +87,6 @@ _ROWS = (
         matches=is_domino,
         read=read_domino,
         layouts=_layouts(export_domino, "domino", "sglang"),
-        probe=probe_domino,
         methods=domino.METHODS,
         default_method="outpace:draft=domino",
         objective=_objective("domino"),
@@ -104,7 +101,6 @@ _ROWS = (
         matches=is_lattice,
         read=read_lattice,
         layouts=_layouts(export_lattice, "lattice"),
-        probe=probe_lattice,
         methods=lattice.METHODS,
         default_method="outpace:draft=lattice",
         objective=_objective("lattice"),
@@ -117,7 +113,6 @@ _ROWS = (
         matches=is_dflash,
         read=read_dflash,
         layouts=_layouts(export_dflash, "z-lab"),
-        probe=probe_dflash,
         methods=dflash.METHODS,
         default_method="outpace:draft=dflash",
         objective=_objective("dflash"),
@@ -130,7 +125,6 @@ _ROWS = (
         matches=is_dart,
         read=read_dart,
         layouts=_layouts(export_dart, "dart"),
-        probe=probe_dart,
         methods=dart.METHODS,
         objective=_objective("dart"),
     ),
@@ -141,7 +135,6 @@ _ROWS = (
         matches=is_eagle3,
         read=read_eagle3,
         layouts=_layouts(export_eagle3, "midlayer", "speculators", HEADLESS),
-        probe=probe_eagle3,
         methods=eagle3.METHODS,
         default_method="outpace:draft=eagle3",
         objective=_objective("eagle3"),
@@ -154,7 +147,6 @@ _ROWS = (
         matches=is_medusa,
         read=read_medusa,
         layouts=_layouts(export_medusa, "authors", "vllm"),
-        probe=probe_medusa,
         methods={**medusa.METHODS, **tokenswift.METHODS},
         objective=_objective("medusa"),
     ),

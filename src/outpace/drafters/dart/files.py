@@ -9,7 +9,6 @@ from torch import Tensor
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
 from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
-from outpace.drafters.kind import ROWS, Random, causal
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
@@ -71,13 +70,3 @@ def export_dart(
         "torch_dtype": dtype_name(net.fc.weight),
     }
     return write_sizes(config) | fields, tensors
-
-
-def probe_dart(net: DartNet, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    config = net.config
-    masks, wanted = ROWS + torch.arange(config.draft_length), torch.arange(ROWS + config.draft_length)
-    embeddings = random(ROWS, config.hidden_size)
-    features = random(ROWS, config.tap_count * config.target_hidden_size)
-    hidden = net(embeddings, net.fuse(features), torch.arange(ROWS), masks, wanted, causal)
-    return [hidden, net.logits(hidden), net.target_ids(torch.arange(config.draft_vocab_size))]

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, default_target_layer_ids
@@ -25,7 +24,6 @@ from outpace.drafters.fields import (
     read_decoder,
     write_decoder,
 )
-from outpace.drafters.kind import ROWS, Random, attention
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import MOST_LAYERS
@@ -207,26 +205,3 @@ def zlab_config(
     if config.target_layers is not None:
         written["num_target_layers"] = config.target_layers
     return written | {"dflash_config": inner | more, "dtype": dtype_name(tensors["fc.weight"])}
-
-
-def probe_dflash(net: DFlashNet, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    config = net.config
-    features = random(ROWS, len(config.target_layer_ids) * config.target_hidden_size)
-    context = net.context(net.fuse(features), torch.arange(ROWS))
-    before = random(1, features.shape[1])
-    rows = net.start(random(1, config.block_size, config.hidden_size), net.fuse(before))[0]
-    positions = ROWS + torch.arange(config.block_size)
-    seen = torch.arange(ROWS + config.block_size)
-
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        visible = torch.ones(config.block_size, len(seen), dtype=torch.bool)
-        if config.is_causal(layer):
-            visible &= seen <= positions[:, None]
-        if (window := config.window(layer)) is not None:
-            visible &= seen > positions[:, None] - window
-        before, values = context[layer]
-        return attention(query, torch.cat((before, key)), torch.cat((values, value)), visible)
-
-    outputs = net.block(rows, positions, attend)
-    return [*(tensor for pair in context for tensor in pair), outputs]

@@ -3,19 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from outpace.drafters.dflash.files import (
-    check_architecture,
-    check_block_weights,
-    dflash_values,
-    probe_dflash,
-    zlab_config,
-)
+from outpace.drafters.dflash.files import check_architecture, check_block_weights, dflash_values, zlab_config
 from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
 from outpace.drafters.fields import Fields, agreed, architectures, build, needed
-from outpace.drafters.kind import Random
 from outpace.lib.checkpoint import Checkpoint, filled
 
 ARCHITECTURE = "DFlash2DraftModel"
@@ -55,11 +47,3 @@ def export_dflash2(
     tensors = {theirs.get(key, key): tensor for key, tensor in net.state_dict().items()}
     more = net.config.model_dump(include={*NEEDED, *OPTIONAL}, exclude_none=True)
     return zlab_config(net.config, tensors, ARCHITECTURE, **more), tensors
-
-
-def probe_dflash2(net: DFlash2Net, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    *context, hidden = probe_dflash(net, random)
-    before = net.head.predecessors[torch.arange(len(hidden)) % net.config.vocab_size]
-    pairs = net.head.left(before, hidden) @ net.head.successors.T
-    return [*context, hidden, net.config.base_logits(pairs)]

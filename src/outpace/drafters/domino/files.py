@@ -20,12 +20,10 @@ from outpace.drafters.dflash.files import (
     dflash_values,
     is_dflash,
     net_names,
-    probe_dflash,
     zlab_config,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.fields import Fields, agreed, architectures, build, needed
-from outpace.drafters.kind import Random
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
@@ -96,14 +94,6 @@ def export_domino(
     written = zlab_config(config, tensors, DOMINO if layout == "domino" else ARCHITECTURE, **more)
     written["emb_dim"] = config.emb_dim  # some readers look only here, others only below
     return written, tensors if ids is None else without_other_rows(tensors, ids)
-
-
-def probe_domino(net: DominoNet, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    backbone = probe_dflash(net, random)
-    tokens = random(net.config.block_size, net.config.target_hidden_size)
-    state = net.head.step(net.head.start(tokens), tokens.flip(0))
-    return [*backbone, state, net.head.correction(backbone[-1], state)]
 
 
 IDS, WEIGHT = "embed_proj.ids", "embed_proj.2.weight"

@@ -11,7 +11,6 @@ Tensor names are the same in all three. Early files of SpecForge prefix those of
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.files import (
@@ -20,13 +19,11 @@ from outpace.drafters.dflash.files import (
     check_block_weights,
     dflash_values,
     net_names,
-    probe_dflash,
     speculators_values,
     zlab_config,
 )
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import Fields, agreed, architectures, build, flag, needed
-from outpace.drafters.kind import Random
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
@@ -103,12 +100,3 @@ def export_dspark(net: DSparkNet, layout: str, target: str | None = None) -> tup
         "attention_mode": "mha" if config.kv_heads == config.heads else "gqa",
     }
     return zlab_config(config, tensors, ARCHITECTURE, **more), tensors
-
-
-def probe_dspark(net: DSparkNet, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    *context, hidden = probe_dflash(net, random)
-    before = net.head.predecessors[torch.arange(len(hidden)) % net.config.vocab_size]
-    confidence = net.head.confidence(before, hidden)
-    scores = net.head.scores(hidden.new_zeros(len(hidden), net.config.vocab_size), before, hidden)
-    return [*context, hidden, scores, *([] if confidence is None else [confidence])]

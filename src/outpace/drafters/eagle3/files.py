@@ -12,13 +12,11 @@ Ids under `eagle_config` count layer outputs (SGLang), ids at the top level inde
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from outpace.drafters.eagle3.net import OF_SPECULATORS, Eagle3Config, Eagle3Net
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
 from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
-from outpace.drafters.kind import ROWS, Random, causal
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
@@ -226,15 +224,3 @@ def _speculators_config(
         "embed_requires_grad": config.own_embedding,
         "tie_word_embeddings": False,
     } | shared
-
-
-def probe_eagle3(net: Eagle3Net, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    config = net.config
-    embeddings = random(ROWS, config.hidden_size)
-    features = random(ROWS, config.tap_count * config.target_hidden_size)
-    if net.embed_tokens is not None:
-        embeddings = net.embed_tokens(torch.arange(ROWS) % config.vocab_size)
-    state, hidden = net(embeddings, net.fuse(features), torch.arange(ROWS), causal)
-    outputs = [state, hidden, net.target_ids(torch.arange(config.draft_vocab_size))]
-    return outputs if net.lm_head is None else [*outputs, net.logits(hidden)]

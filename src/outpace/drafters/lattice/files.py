@@ -6,15 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.drafters.dflash.files import (
-    check_architecture,
-    check_block_weights,
-    dflash_values,
-    probe_dflash,
-    zlab_config,
-)
+from outpace.drafters.dflash.files import check_architecture, check_block_weights, dflash_values, zlab_config
 from outpace.drafters.fields import Fields, architectures, build
-from outpace.drafters.kind import Random
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
@@ -53,10 +46,3 @@ def export_lattice(
     config, tensors = net.config, dict(net.state_dict())
     own = {SECTION: {"rank": config.rank, "candidates": config.candidates}}
     return zlab_config(config, tensors, ARCHITECTURE) | own, tensors
-
-
-def probe_lattice(net: LatticeNet, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    backbone = probe_dflash(net, random)
-    size, hidden = net.config.block_size, net.config.target_hidden_size
-    return [*backbone, net.pair_head.scores(random(size, hidden), backbone[-1], random(size, 3, hidden))]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.fields import Fields, architectures, build, flag
-from outpace.drafters.kind import ROWS, Random
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, filled
 from outpace.lib.errors import ModelError
@@ -179,10 +178,3 @@ def _to_authors(key: str, config: MedusaConfig) -> str:
 def _to_vllm(key: str) -> str:
     key = re.sub(r"^heads\.(\d+)\.lm_head\.", r"lm_heads.\1.", key)
     return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"blocks.\1.layers.\2.", key)
-
-
-def probe_medusa(net: MedusaNet, random: Random) -> list[Tensor]:
-    """Outputs for random inputs, which conversion compares."""
-    hidden = net(random(ROWS, net.config.hidden_size))
-    outputs = [hidden, net.target_ids(torch.arange(net.config.draft_vocab_size))]
-    return outputs if net.config.head == "target" else [*outputs, net.logits(hidden)]

@@ -12,9 +12,8 @@ from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import write_decoder
-from outpace.drafters.kind import attention
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
-from tests.unit.drafters.net.small import N, randn
+from tests.unit.drafters.net.small import N, attention, randn
 
 SIZES: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 40, "heads": 6, "kv_heads": 2, "head_dim": 8, "layers": 3,

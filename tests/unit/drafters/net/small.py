@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.kind import attention
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -52,6 +51,17 @@ def eagle3_net(dtype: torch.dtype = torch.float64, **changes: Any) -> Eagle3Net:
 
 def dart_net(dtype: torch.dtype = torch.float64, **changes: Any) -> DartNet:
     return randomise(DartNet(DartConfig(**{**SIZES, "draft_length": 3, **changes})), dtype)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """[T, heads, D] of T rows over S ones, of which each sees those that are visible [T, S]."""
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))  # [1, heads, T or S, D]
+    out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attention(query, key, value, torch.ones(len(query), len(key), dtype=torch.bool).tril())
 
 
 class Cached:

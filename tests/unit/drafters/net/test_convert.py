@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from outpace.drafters import convert as convert_module
-from outpace.drafters.convert import changed_settings, convert, largest_difference
+from outpace.drafters.convert import changed_settings, convert
 from outpace.drafters.domino.files import export_domino
-from outpace.drafters.kinds import KINDS, kind_of, write_net
+from outpace.drafters.kinds import KINDS, write_net
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary, save_vocabulary
 from outpace.lib.checkpoint import WEIGHTS, read_checkpoint, weight_map, write_checkpoint
 from outpace.lib.errors import InvalidRequest, MethodError, ModelError
-from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino
+from tests.unit.drafters.net.block_nets import small_dflash, small_domino
 from tests.unit.drafters.net.small import eagle3_net
-from tests.unit.drafters.net.test_every_kind import NETS
 from tests.unit.drafters.net.test_load import write_all
 
 
@@ -169,42 +168,19 @@ def test_a_file_that_says_something_else_is_removed(
     else:
         done = convert(str(folder / "eagle3-midlayer"), out, "midlayer")
         assert not done.is_equal
-        assert (done.difference > 1e-4) is (fault == "swap")  # the last bit of one weight hardly shows in outputs
+        assert (done.difference > 1e-4) is (fault == "swap")
         assert len(done.changed) == (2 if fault == "swap" else 1)
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        *((kind, {}) for kind in ("dart", "medusa", "domino", "dspark", "dflash2")),
-        ("eagle3", {"own_embedding": True, "norm_before_fc": True, "fc_norm": True, "qk_norm": True}),
-        ("medusa", {"head": "shared", "draft_vocab_size": 20}),
-        ("dflash", SLIDING),
-    ],
-    ids=str,
-)
-def test_the_comparison_sees_every_weight(kind: str, changes: dict[str, Any]) -> None:
-    """Guards against a forward that leaves out a part of the net, whose weights could then be anything."""
-    net = NETS[kind](torch.float32, **changes)
-    assert kind_of(net).probe is not None
-    assert largest_difference(net, NETS[kind](torch.float32, **changes)) == 0.0
-    for key in net.state_dict():
-        other = NETS[kind](torch.float32, **changes)
-        weight = other.state_dict()[key].view(-1)
-        if weight.is_floating_point():
-            weight[0] += 1
-        else:
-            weight[0] = 0 if weight[0] else 1
-        assert largest_difference(net, other) > 0.0, key
-
-
 def test_settings_that_move_no_weight_are_compared() -> None:
-    """Guards against taps or a mask token off by one, which the forwards of random inputs cannot see."""
+    """Guards against taps or a mask token off by one, and scalings that a file leaves out."""
     net = small_dflash(torch.float32)
     for changes in ({"target_layer_ids": (2, 5, 7)}, {"mask_token_id": 59}, {"target_layers": 10}):
         (change,) = changed_settings(net, small_dflash(torch.float32, **changes))
         assert change.startswith(next(iter(changes)))
+    scaled = small_dflash(torch.float32, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert len(changed_settings(scaled, net)) == 1
     silent = small_dflash(torch.float32, target_layers=None, layer_types=())
     assert changed_settings(net, silent) == []
     assert changed_settings(small_dflash(torch.float32, sliding_causal=False), net) == [], "no layer slides"

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from outpace.drafters.dart.files import read_dart
 from outpace.drafters.dart.net import DartNet
-from outpace.drafters.kind import causal
 from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import dart_net, randn, relative_error
+from tests.unit.drafters.net.small import causal, dart_net, randn, relative_error
 
 
 def after(net: DartNet, embeddings: Tensor, features: Tensor) -> Tensor:

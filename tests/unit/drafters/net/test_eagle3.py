@@ -9,10 +9,9 @@ from pydantic import ValidationError
 
 from outpace.drafters.eagle3.net import Eagle3Config
 from outpace.drafters.fusion import membership
-from outpace.drafters.kind import causal
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import SIZES, eagle3_net, offsets, randn, relative_error
+from tests.unit.drafters.net.small import SIZES, causal, eagle3_net, offsets, randn, relative_error
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "bias")
 VARIANTS: list[dict[str, Any]] = [dict(zip(FLAGS, said)) for said in itertools.product([False, True], repeat=6)]

@@ -6,8 +6,8 @@ from outpace.core.drafting import Frontier
 from outpace.core.protocols import PromptChunk
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.source import DartSource
-from outpace.drafters.kind import causal
 from outpace.testing.toy import draft_request
+from tests.unit.drafters.net.small import causal
 from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids
 

@@ -11,12 +11,12 @@ from outpace.core.params import SamplingParams
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.kind import attention
 from outpace.drafters.packing import pack_net
 from outpace.engine.engine import Engine
 from outpace.kernels.linear import KernelLinear
 from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.testing import decode
+from tests.unit.drafters.net.small import attention
 from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.models.tiny import drawn, random_ids, tiny_config, tiny_target

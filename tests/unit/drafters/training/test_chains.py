@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.drafters.kind import attention as attend_dense
 from outpace.drafters.training import attention
 from outpace.drafters.training.attention import ChainAttention
+from tests.unit.drafters.net.small import attention as attend_dense
 
 SEQUENCES = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
 BEFORE = torch.tensor([0, 5, 3, 2, 9, 4, 2, 1])

@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from outpace.drafters.dart.objective import DartNetSettings, DartObjective, DartObjectiveSettings, build_dart
 from outpace.drafters.dart.source import DartSource
-from outpace.drafters.kind import causal
 from outpace.drafters.training import attention
 from outpace.drafters.training.batch import Batch, random_anchors
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import ModelError
 from outpace.models.frozen import FrozenTarget
+from tests.unit.drafters.net.small import causal
 from tests.unit.drafters.training import pairs, test_eagle3, tiny
 from tests.unit.models.tiny import tiny_config, tiny_target
 
