@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.core.timing import DRAFT_PARTS
 from outpace.data.answers import write_whole
+from outpace.lib.checks import check_same
 from outpace.lib.errors import InvalidRequest
 
 COUNTS = (
@@ -117,12 +118,7 @@ class RunFolder:
             write_whole(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         elif (folder / SETTINGS).is_file():
             made = object_of(folder / SETTINGS, text_of(folder / SETTINGS))
-            for field in dict.fromkeys([*wanted, *made]):
-                if made.get(field) != wanted.get(field):
-                    raise InvalidRequest(
-                        f"out={str(folder)!r}: its records were made with {field}={made.get(field)!r}, and this run "
-                        f"has {wanted.get(field)!r}; choose a new folder"
-                    )
+            check_same(made, wanted, f"out={str(folder)!r}: its records were made")
         else:
             raise InvalidRequest(f"out={str(folder)!r}: its records do not say their settings; choose a new folder")
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.lib.checks import path_of
+from outpace.lib.checks import check_same, path_of
 from outpace.lib.errors import InvalidRequest, ModelError
 
 ABOUT, CONTENTS = "about.json", "answers"
@@ -34,13 +34,8 @@ class PartFolder:
     def check(self, about: Mapping[str, Any]) -> None:
         """Refuse a folder with other contents, or contents made with other settings."""
         if (self.path / ABOUT).is_file():
-            made, wanted = self.about(), json.loads(json.dumps(about))
-            for field in sorted({*made, *wanted} - {"format"}):
-                if made.get(field) != wanted.get(field):
-                    raise InvalidRequest(
-                        f"out={str(self.path)!r}: its {self.contents} were made with {field}={made.get(field)!r}, and "
-                        f"this run has {wanted.get(field)!r}; choose a new folder"
-                    )
+            wanted = {"format": self.format, **json.loads(json.dumps(about))}
+            check_same(self.about(), wanted, f"out={str(self.path)!r}: its {self.contents} were made")
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise InvalidRequest(f"out={str(self.path)!r}: is no folder of {self.contents}; choose a new one")
 

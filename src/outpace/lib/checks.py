@@ -40,6 +40,18 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) and value.isprintable() and len(value) < LONG else shown(value)
 
 
+def check_same(
+    made: Mapping[str, Any], wanted: Mapping[str, Any], said: str, remedy: str = "choose a new folder"
+) -> None:
+    """Refuse what was made with other settings than this run has, naming the first that differs. `said`: what was made,
+    as in "out='a': its records were made"."""
+    for name in dict.fromkeys([*wanted, *made]):
+        if made.get(name) != wanted.get(name):
+            raise InvalidRequest(
+                f"{said} with {name}={made.get(name)!r}, and this run has {wanted.get(name)!r}; {remedy}"
+            )
+
+
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> int:
     """An integer from `low` to `high`, both included; None sets no upper limit. Anything else is refused."""
     if not is_int(value) or value < low or (high is not None and value > high):

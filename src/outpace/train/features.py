@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.data.answers import PartFolder, contradiction, opened
-from outpace.lib.checks import is_int
+from outpace.lib.checks import check_same, is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import Progress
 from outpace.models.frozen import FrozenTarget
@@ -200,20 +200,11 @@ def stored_features(
             f"features={folder!r}: captured with taps={there}, and this run needs {sorted(absent)} too; capture them "
             "for this method and target"
         )
-    wanted: Mapping[str, Any] = {"width": len(there) * target.hidden_size, "vocab_size": target.vocab_size}
-    for field, value in wanted.items():
-        if store.about.get(field) != value:
-            raise InvalidRequest(
-                f"features={folder!r}: captured with {field}={store.about.get(field)!r}, and this run needs {value!r}; "
-                "capture them for this method and target"
-            )
+    wanted = {"width": len(there) * target.hidden_size, "vocab_size": target.vocab_size}
+    found, said = {name: store.about.get(name) for name in wanted}, f"features={folder!r}: captured"
+    check_same(found, wanted, said, "capture them for this method and target")
     made, own = store.about.get("answers") or {}, _settings_of(answers)
-    for field in sorted({*made, *own}):
-        if made.get(field) != own.get(field):
-            raise InvalidRequest(
-                f"features={folder!r}: captured for answers with {field}={made.get(field)!r}, and these have "
-                f"{own.get(field)!r}; capture them for these answers"
-            )
+    check_same(made, own, f"{said} for answers", "capture them for these answers")
     if int(store.about.get("max_length", 0)) < max_length:
         raise InvalidRequest(
             f"features={folder!r}: captured with data.max_length={store.about.get('max_length')}, and this run has "

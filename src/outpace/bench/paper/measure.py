@@ -25,6 +25,7 @@ from outpace.bench.records import RECORDS, RunFolder, object_of, text_of
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
+from outpace.lib.checks import check_same
 from outpace.lib.errors import InvalidRequest, NoDrafter, OutpaceError
 
 MANIFEST, OF_MANIFEST = "manifest.json", {"target", "quick", "data", "names", "absent"}
@@ -131,21 +132,14 @@ class Suite:
         file = self.folder / MANIFEST
         if not file.is_file():
             return
-        about = read_manifest(self.folder)
-        for name, wanted in self._identity().items():
-            if about[name] != wanted:
-                raise InvalidRequest(
-                    f"out={str(self.folder)!r}: its records were made with {name}={about[name]!r}, and this run has "
-                    f"{wanted!r}; choose a new folder"
-                )
+        about, wanted = read_manifest(self.folder), self._identity()
+        said = f"out={str(self.folder)!r}: its records were made"
+        check_same({name: about[name] for name in wanted}, wanted, said)
         before = about.get("drafters", {})  # older folders have none, and no losses
         for name, path in self.drafters.items():
             made = before.get(name, path if name else "that ships")  # rows of a name have no records without it
             if made != path:
-                raise InvalidRequest(
-                    f"out={str(self.folder)!r}: its records were made with drafter {made}, and this run has {path}; "
-                    "choose a new folder"
-                )
+                raise InvalidRequest(f"{said} with drafter {made}, and this run has {path}; choose a new folder")
         self.drafters = before | self.drafters
         self.names, self.absent, self.load_before = about["names"], about["absent"], about.get("load", {})
         self.others_at_most, self.losses = about.get("others_at_most", 0.0), about.get("losses", {})
