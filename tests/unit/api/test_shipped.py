@@ -148,7 +148,8 @@ def test_a_drafter_that_is_named_is_used_without_a_method(drafters: Path) -> Non
 
 
 def test_every_copy_of_a_model_finds_its_drafters(drafters: Path, tmp_path: Path) -> None:
-    """Guards against drafters that serve the built-in name alone, and ones of a model with other sizes or names."""
+    """Guards against drafters that serve the built-in name alone, ones of a model with other sizes or names, and a
+    refusal of quantised weights that vLLM is to read."""
     pulled = drafters.parents[1] / "home" / "models" / "tiny"
     assert tuple(shipped_for("tiny").drafters) == KINDS
     assert tuple(shipped_for(str(pulled)).drafters) == KINDS
@@ -160,7 +161,8 @@ def test_every_copy_of_a_model_finds_its_drafters(drafters: Path, tmp_path: Path
     named = copytree(copy, tmp_path / "other")
     assert shipped_for(str(named)) == Shipment()
     config = json.loads((named / "config.json").read_text())
-    (named / "config.json").write_text(json.dumps(config | {"_name_or_path": "owner/tiny-it"}))
+    config |= {"_name_or_path": "owner/tiny-it-AWQ", "quantization_config": {"quant_method": "awq", "bits": 4}}
+    (named / "config.json").write_text(json.dumps(config))
     assert tuple(shipped_for(str(named)).drafters) == KINDS
     assert shipped_for(str(save_tiny_model(tmp_path / "tiny", num_hidden_layers=4))) == Shipment()
     assert shipped_for("owner/other") == Shipment(), "nothing is asked of the hub"

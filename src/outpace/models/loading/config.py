@@ -39,8 +39,11 @@ TARGETS = "target"
 
 
 @stage("reading the configuration")
-def read_config(source: Source) -> "PretrainedConfig":
+def read_config(source: Source, for_weights: bool = True) -> "PretrainedConfig":
     """Read a model's configuration.
+
+    Args:
+        for_weights: whether its weights are read here; else they may be in any format, such as another engine's.
 
     Raises:
         ModelError: there is none under that name, a field out of bounds, or the hub cannot be reached.
@@ -56,7 +59,7 @@ def read_config(source: Source) -> "PretrainedConfig":
 
             _check_folder(Path(path), source.name)
             if (file := find_file(path, CONFIG_NAME)) is not None:
-                _check_fields(read_object(file), source.name)
+                _check_fields(read_object(file), source.name, _REFUSED if for_weights else {})
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if not hasattr(text := config.get_text_config(), "model_type"):
             raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
@@ -147,13 +150,13 @@ def refuse_bare(config: "PretrainedConfig", name: str) -> None:
         )
 
 
-def _check_fields(config: Mapping[str, Any], name: str) -> None:
-    """Check the raw fields of config.json or of a GGUF header."""
+def _check_fields(config: Mapping[str, Any], name: str, refused: Mapping[str, str] = _REFUSED) -> None:
+    """Check the raw fields of config.json or of a GGUF header. `refused`: reasons by field."""
     for key, value in _fields(config):
         if value is None:
             continue
-        if key in _REFUSED:
-            raise ModelError(f"{name}: {key}: {_REFUSED[key]}")
+        if key in refused:
+            raise ModelError(f"{name}: {key}: {refused[key]}")
         field = key.rpartition(".")[2]
         if field in _COUNTS and not (type(value) is int and _COUNTS[field][0] <= value <= _COUNTS[field][1]):
             least, most = _COUNTS[field]

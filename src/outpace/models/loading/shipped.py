@@ -142,7 +142,7 @@ def shipped_for(name: str, config: "PretrainedConfig | None" = None, codec: Text
         facts = read_facts(folder / TARGET)
         if (config is not None and not facts.fits(config)) or not facts.is_named(name):
             continue
-        config = read_config(resolve(name)) if config is None else config
+        config = read_config(resolve(name), for_weights=False) if config is None else config
         codec = read_tokenizer(resolve(name)) if codec is None else codec
         if facts.fits(config) and vocabulary_hash(codec, facts.tokens) == facts.tokens_sha256:
             own = [root / (facts.transitions or target) / TRANSITIONS for root in (folder.parent, shipped_folder())]
