@@ -1,6 +1,5 @@
 """`outpace serve --engine vllm`: from its options to a `vllm serve` command, which takes this process's place."""
 
-import hashlib
 import json
 import os
 import shlex
@@ -17,10 +16,8 @@ from platformdirs import user_cache_path
 from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.threads import users_environment
-from outpace.models.export import export
-from outpace.models.loading.registry import pulled, resolve
 from outpace.vllm.nodes import Nodes
-from outpace.vllm.speculation import speculation
+from outpace.vllm.speculation import readable, speculation
 from outpace.vllm.versions import refusal
 
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -87,7 +84,7 @@ def command(server: VllmServer) -> ServeCommand:
     """The `vllm serve` command of a server. Models that vLLM cannot read as they are go to the user's cache folder."""
     check_installed()
     exports = user_cache_path("outpace") / "exports"
-    made = ["serve", _folder_of(server.loading.model, exports), "--served-model-name", *server.names]
+    made = ["serve", readable(server.loading.model, exports), "--served-model-name", *server.names]
     made += server.nodes.arguments
     if not server.nodes.node_rank:
         made += ["--host", server.host, "--port", str(server.port)]
@@ -139,16 +136,6 @@ def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool)
         )
     made += ["--additional-config", json.dumps(additional)]
     return made if is_compiled_otherwise else [*made, "--compilation-config", SEEN_PASSES]
-
-
-def _folder_of(model: str, exports: Path) -> str:
-    """What vLLM reads: a folder or hub id as it is; of a pulled name or a GGUF file an export."""
-    source = resolve(model)
-    is_folder = Path(model).expanduser().is_dir()
-    if is_folder or (model not in pulled() and not source.options):
-        return source.path
-    whose = hashlib.sha256(source.path.encode()).hexdigest()[:8]  # folders may hold models of the same name
-    return str(export(model, exports / f"{Path(model).name}-{whose}"))
 
 
 def _name(argument: str) -> str:

@@ -1,5 +1,6 @@
-"""The speculative config by which vLLM drafts like a method of ours."""
+"""The speculative config by which vLLM drafts like a method of ours, and models as vLLM reads them."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
 from outpace.methods.defaults import settled
 from outpace.models.export import export, export_draft, export_drafter
 from outpace.models.loading.config import is_bare, read_config
-from outpace.models.loading.registry import resolve
+from outpace.models.loading.registry import Source, pulled, resolve
 from outpace.models.loading.shipped import Shipment, find_drafter, shipped_for, shipped_names
 from outpace.trees.retrieval.suffix import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
@@ -60,16 +61,31 @@ def speculation(
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
         given = {"method": str(spec), "drafter": found, "transitions": shipment.transitions}
         return config, {KEY: {name: str(value) for name, value in given.items() if value is not None}}
-    folder = exports / Path(model).name
-    if spec.name == "linear":
-        # Only a draft model without an embedding asks for its target, which may be large.
-        target = export(model, folder) if is_bare(read_config(resolve(found)), found) else folder
-        found = str(export_draft(found, target, folder / Path(found).name))
-    elif is_quantized(_config_of(found)):  # vLLM does not know our scales
+    folder = _export_folder(resolve(model), exports)
+    if spec.name == "linear" and is_bare(read_config(resolve(found), for_weights=False), found):
+        found = str(export_draft(found, export(model, folder), folder / Path(found).name))
+    elif spec.name != "linear" and is_quantized(_config_of(found)):  # vLLM does not know our scales
         found = str(export_drafter(locate(found, (*FILES, VOCABULARY), "drafter"), folder, VOCABULARY))
+    else:
+        found = readable(found, exports)
     _check_shares(found, workers)
     length = _length(spec, found, tokens)
     return {"method": MODELS[spec.name].vllm, "model": found, "num_speculative_tokens": length}, None
+
+
+def readable(model: str, exports: Path) -> str:
+    """What vLLM reads: a folder or hub id as it is; of a pulled name or a GGUF file an export."""
+    source = resolve(model)
+    is_folder = Path(model).expanduser().is_dir()
+    if is_folder or (model not in pulled() and not source.options):
+        return source.path
+    return str(export(model, _export_folder(source, exports)))
+
+
+def _export_folder(source: Source, exports: Path) -> Path:
+    """Where a model is exported, and drafters for it."""
+    whose = hashlib.sha256(source.path.encode()).hexdigest()[:8]  # folders may hold models of the same name
+    return exports / f"{Path(source.name).name}-{whose}"
 
 
 def _method_for(shipment: Shipment, drafter: str | None) -> str:

@@ -37,7 +37,7 @@ from outpace.vllm import launch
 from outpace.vllm.borrowed import build_context
 from outpace.vllm.launch import ServeCommand, VllmMissing
 from outpace.vllm.settings import read_settings
-from outpace.vllm.speculation import speculation
+from outpace.vllm.speculation import readable, speculation
 from tests.unit.api.shipment import SIZES
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD
@@ -93,8 +93,8 @@ def test_every_option_arrives(model: str, started: list[ServeCommand], tmp_path:
     ):
         assert part in said
     assert line.arguments[-2:] == ("--enforce-eager", "--seed=1")
-    folder = str(tmp_path / "exports" / "tiny" / "domino" / "plain")  # vLLM does not read our 8 bits
-    assert _config(line) == {"method": "dflash", "model": folder, "num_speculative_tokens": 5}
+    (folder,) = tmp_path.glob("exports/tiny-*/domino/plain")  # vLLM does not read our 8 bits
+    assert _config(line) == {"method": "dflash", "model": str(folder), "num_speculative_tokens": 5}
     assert line.variables["VLLM_API_KEY"] == "secret"
     assert "secret" not in result.output
     assert shlex.join(line.arguments) in result.stderr
@@ -223,14 +223,22 @@ def test_the_union_begins_there_with_what_ships(
         assert learned.rows().tokens.tolist() == tokens
 
 
-def test_models_that_vllm_cannot_read_are_exported(model: str, tmp_path: Path) -> None:
-    """Guards against a target of many gigabytes that is read and written again for a draft model that is whole, and a
-    draft model without an embedding of its own, which vLLM would read with one of noise."""
-    draft, export_of_target = str(save_tiny_model(tmp_path / "draft")), tmp_path / "exports" / "tiny" / "hf"
-    found = speculation(model, "linear", draft, None, tmp_path / "exports")[0]
-    assert found is not None
-    assert Path(found["model"]).is_dir()
-    assert not export_of_target.exists()
+def test_models_that_vllm_cannot_read_are_exported(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a draft model that is whole and is written again, one in a format that vLLM alone reads and that
+    is refused, `~` which vLLM takes for a name, and a draft model without an embedding of its own, which vLLM would
+    read with one of noise."""
+    draft = save_tiny_model(tmp_path / "draft")
+    config = read_object(draft / "config.json") | {"quantization_config": {"quant_method": "fp8"}}
+    (draft / "config.json").write_text(json.dumps(config))
+    with monkeypatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
+        for name in (str(draft), "~/draft"):
+            found = speculation(model, "linear", name, None, tmp_path / "exports")[0]
+            assert found is not None
+            assert found["model"] == str(draft)
+    assert not (tmp_path / "exports").exists()
     assert kind_at(str(write_tiny_gguf(tmp_path / "draft.gguf"))) == LANGUAGE_MODEL
     target, codec = load_target(model, "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
@@ -239,7 +247,8 @@ def test_models_that_vllm_cannot_read_are_exported(model: str, tmp_path: Path) -
     assert found is not None
     assert found["method"] == "draft_model"
     assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
-    assert export_of_target.is_dir()
+    assert len(list(tmp_path.glob("exports/*/hf"))) == 1, "the target's"
+    assert readable(model, tmp_path / "exports") == model
 
 
 def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
