@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.vllm.speculation import PROPOSER
 from tests.vllm.engines import engine, speculative
 from tests.vllm.tiny import BLOCK, VOCAB, Tiny, write_ranked
 
@@ -49,12 +50,13 @@ def test_two_workers_say_what_one_says(tiny: Tiny, tmp_path: Path) -> None:
     assert on_two_workers(tiny.target, speculation) == alone
 
 
-@pytest.mark.parametrize(("name", "kind"), [("Retrieval", None), ("Graft", "eagle3"), ("Union", "domino")])
-def test_our_proposers_draft_on_two_workers_what_they_draft_on_one(name: str, kind: str | None, tiny: Tiny) -> None:
+@pytest.mark.parametrize(("method", "kind"), [("outpace:draft=none", None), ("graft", "eagle3"), ("outpace", "domino")])
+def test_our_proposers_draft_on_two_workers_what_they_draft_on_one(method: str, kind: str | None, tiny: Tiny) -> None:
     """Guards against workers that draft each something else, and hidden states that only one of them sees."""
-    own: dict[str, Any] = {"least_gain": 0.0, "learn_prompts": False}  # several workers never learn from them
+    own: dict[str, Any] = {"method": method, "least_gain": 0.0}
+    own |= {"learn_prompts": False}  # several workers never learn from them
     own |= {} if kind is None else {"drafter": str(getattr(tiny, kind))}
-    speculation = speculative("custom_class", f"outpace.vllm.proposer.{name}", BLOCK - 1)
+    speculation = speculative("custom_class", PROPOSER, BLOCK - 1)
     more: dict[str, Any] = {"additional_config": {"outpace": own}, "max_num_seqs": 1}
     with engine(tiny.target, speculation, **more) as made:
         alone = made.generate(PROMPTS, LENGTH), made.counts()

@@ -18,23 +18,28 @@ from outpace.core.tree import DraftTree
 from outpace.methods.stores import stored_proposer
 from outpace.trees.linear_form import LinearForm
 from outpace.vllm.settings import linear_method
+from outpace.vllm.speculation import PROPOSER
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.tiny import Tiny
 
 PROMPTS = [[5, 9, 14, 200, 31, 5, 9, 14], [7, 7, 300, 7, 7], [11, 12, 13, 11, 12], list(range(20, 60))]
 LENGTH, LONG, DRAFTS = 32, 120, 4
-CLASSES: dict[str, str | None] = dict.fromkeys(("Matrix", "Lookup", "Automaton", "Retrieval"))
-CLASSES |= {"Graft": "eagle3", "DynaTree": "eagle3", "Union": "domino"}
+MATRIX = "outpace:draft=none,retrieve=matrix"
+METHODS: dict[str, str | None] = dict.fromkeys(
+    (MATRIX, "lookup", "outpace:draft=none,retrieve=suffix", "outpace:draft=none")
+)
+METHODS |= {"graft": "eagle3", "eagle3:shape=dynatree": "eagle3", "outpace": "domino"}
+"""With the kind of the drafter."""
 
 
-def custom(name: str) -> dict[str, Any]:
-    """The `speculative_config` of one of our classes."""
-    return speculative("custom_class", f"outpace.vllm.proposer.{name}", DRAFTS)
+def custom() -> dict[str, Any]:
+    """The `speculative_config` of our proposer."""
+    return speculative("custom_class", PROPOSER, DRAFTS)
 
 
-def settings(drafter: Path | None, **more: Any) -> dict[str, Any]:
+def settings(method: str, drafter: Path | None, **more: Any) -> dict[str, Any]:
     """The `additional_config` with some settings of ours."""
-    named = {} if drafter is None else {"drafter": str(drafter)}
+    named = {"method": method} | ({} if drafter is None else {"drafter": str(drafter)})
     return {"additional_config": {"outpace": {**named, **more}}}
 
 
@@ -45,12 +50,12 @@ def plain(tiny: Tiny) -> list[list[int]]:
         return made.generate(PROMPTS, LENGTH)
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_class_says_what_plain_decoding_says(name: str, tiny: Tiny, plain: list[list[int]]) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_says_what_plain_decoding_says(method: str, tiny: Tiny, plain: list[list[int]]) -> None:
     """Guards against drafts that change an answer, alone or in a batch."""
-    kind = CLASSES[name]
-    options = settings(None if kind is None else getattr(tiny, kind), least_gain=0.0)
-    with engine(tiny.target, custom(name), **options) as made:
+    kind = METHODS[method]
+    options = settings(method, None if kind is None else getattr(tiny, kind), least_gain=0.0)
+    with engine(tiny.target, custom(), **options) as made:
         assert made.generate(PROMPTS, LENGTH) == plain
         assert [made.generate([prompt], LENGTH) for prompt in PROMPTS] == [[answer] for answer in plain]
         assert made.counts()[0] > 0
@@ -71,13 +76,13 @@ class OnAndOff(RoundRates):
         self.steps += 1
 
 
-@pytest.mark.parametrize(("name", "method"), [("Graft", "graft"), ("Union", "outpace"), ("Matrix", None)])
-def test_drafts_are_our_own_engines(name: str, method: str | None, tiny: Tiny) -> None:
+@pytest.mark.parametrize("method", ["graft", "outpace", MATRIX])
+def test_drafts_are_our_own_engines(method: str, tiny: Tiny) -> None:
     """Guards against hidden states, best ids or verdicts of other positions."""
-    kind = CLASSES[name]
+    kind = METHODS[method]
     folder = None if kind is None else getattr(tiny, kind)
-    answer, ours = our_chains(tiny, method or "outpace:draft=none,retrieve=matrix", folder)
-    with engine(tiny.target, custom(name), **settings(folder, least_gain=0.0)) as made:
+    answer, ours = our_chains(tiny, method, folder)
+    with engine(tiny.target, custom(), **settings(method, folder, least_gain=0.0)) as made:
         theirs = recorded(made)
         assert made.generate([PROMPTS[3]], LONG) == [answer]
     assert len(ours) > 60
@@ -130,9 +135,9 @@ def test_preemption_chunks_and_cached_beginnings(tiny: Tiny) -> None:
     crowded |= {"max_num_batched_tokens": 24}
     with engine(tiny.target) as made:
         wanted = made.generate(prompts, 60)
-    for name in ("Graft", "Union"):
-        options = settings(getattr(tiny, CLASSES[name] or ""), least_gain=0.0)
-        with engine(tiny.target, custom(name), **options, **crowded) as made:
+    for method in ("graft", "outpace"):
+        options = settings(method, getattr(tiny, METHODS[method] or ""), least_gain=0.0)
+        with engine(tiny.target, custom(), **options, **crowded) as made:
             assert made.generate(prompts, 60) == wanted
             assert metric(made, "vllm:num_preemptions") > 0
             assert metric(made, "vllm:prefix_cache_hits") > 0
@@ -147,7 +152,7 @@ def metric(made: Engine, name: str) -> int:
 
 def test_a_proposer_that_throws_leaves_plain_decoding(tiny: Tiny, plain: list[list[int]]) -> None:
     """Guards against an engine that dies, or says something else, where a drafter fails in the midst of a batch."""
-    with engine(tiny.target, custom("Union"), **settings(tiny.domino, least_gain=0.0)) as made:
+    with engine(tiny.target, custom(), **settings("outpace", tiny.domino, least_gain=0.0)) as made:
         rounds = made.runner.drafter._rounds
         step, steps = rounds.step, list[int]()
 
@@ -166,23 +171,21 @@ def test_a_proposer_that_throws_leaves_plain_decoding(tiny: Tiny, plain: list[li
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said"),
+    ("method", "drafter", "said"),
     [
-        ("Graft", {}, "needs a trained drafter of kind eagle3"),
-        ("Graft", {"drafter": "domino"}, "is of kind domino"),
-        ("Graft", {"drafter": "other"}, "hidden_size"),
-        ("Matrix", {"drafter": "domino"}, "leave it out"),
-        ("Method", {"method": "lookahead"}, "verifies chains only"),
+        ("graft", None, "needs a trained drafter of kind eagle3"),
+        ("graft", "domino", "is of kind domino"),
+        ("graft", "other", "hidden_size"),
+        (MATRIX, "domino", "leave it out"),
+        ("lookahead", None, "verifies chains only"),
     ],
 )
 def test_an_engine_that_cannot_draft_does_not_start(
-    name: str, given: dict[str, str], said: str, tiny: Tiny, shipped: dict[str, Path]
+    method: str, drafter: str | None, said: str, tiny: Tiny, shipped: dict[str, Path]
 ) -> None:
     """Guards against a server that starts without the drafts that were asked for, or with those for another model."""
-    given = dict(given)
-    if "drafter" in given:
-        given["drafter"] = str(shipped["eagle3"] if given["drafter"] == "other" else tiny.domino)
-    with pytest.raises(Exception, match=said), engine(tiny.target, custom(name), additional_config={"outpace": given}):
+    folder = {None: None, "other": shipped["eagle3"], "domino": tiny.domino}[drafter]
+    with pytest.raises(Exception, match=said), engine(tiny.target, custom(), **settings(method, folder)):
         pass
 
 
@@ -195,7 +198,7 @@ def test_sampling_says_what_the_model_says(tiny: Tiny) -> None:
     sampling = {"temperature": 0.9, "top_k": 4, "seed": 7, "n": count}
     with engine(tiny.target, max_num_seqs=64) as made:
         wanted = made.generate([prompt], length, **sampling)
-    with engine(tiny.target, custom("Graft"), max_num_seqs=64, **settings(tiny.eagle3, least_gain=0.0)) as made:
+    with engine(tiny.target, custom(), max_num_seqs=64, **settings("graft", tiny.eagle3, least_gain=0.0)) as made:
         found = made.generate([prompt], length, **sampling)
         drafted, accepted = made.counts()
     assert drafted > 500

@@ -71,7 +71,7 @@ class Capture:
             if not hasattr(target, "set_aux_hidden_state_layers"):
                 raise UnsupportedModel(
                     f"{type(target).__name__} in vLLM cannot hand out hidden states (no SupportsEagle3), which this "
-                    "method's drafter reads; choose one without a drafter, such as outpace.vllm.proposer.Retrieval"
+                    "method's drafter reads; choose one without a drafter, such as outpace:draft=none"
                 )
             target.set_aux_hidden_state_layers(self._aux)
         forward, compute = target.forward, target.compute_logits

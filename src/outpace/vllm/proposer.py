@@ -1,10 +1,10 @@
-"""Our methods inside vLLM, as its `custom_class` proposers: one adapter, and a class for each method's name.
+"""Our methods inside vLLM, as its `custom_class` proposer: one class for any method that has a linear form.
 
-    vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "outpace.vllm.proposer.Graft",
-        "num_speculative_tokens": 7}' --additional-config '{"outpace": {"drafter": "run/eagle3"}}'
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "outpace.vllm.proposer.Method",
+        "num_speculative_tokens": 7}' --additional-config '{"outpace": {"method": "graft", "drafter": "run/eagle3"}}'
 
-The classes are at the end of this file; `Method` takes any method that has a linear form. Settings are the object
-"outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`), which vLLM hands to every worker and node.
+Settings are the object "outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`), which vLLM hands to
+every worker and node.
 
 vLLM verifies chains only, so the best chain of each tree is drafted, up to the depth at which a further token has no
 expected gain (`trees.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability,
@@ -21,7 +21,7 @@ import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
 from outpace.budget.costs import LEAST_GAIN, RowPrice
 from outpace.budget.decisions import RoundRates
@@ -48,13 +48,10 @@ class MethodProposer:
         ModelError: a vLLM that this was not tested with.
     """
 
-    method: ClassVar[str | None] = None
-    """The method where the settings name none."""
-
     def __init__(self, vllm_config: Any) -> None:
         self._config = vllm_config
         self._settings = read_settings(vllm_config.additional_config)
-        text = self._settings.method or self.method
+        text = self._settings.method
         if text is None:
             raise InvalidRequest('name a method: additional_config={"outpace": {"method": "..."}}')
         self._spec = linear_method(text, self._settings.drafter)
@@ -155,17 +152,4 @@ class MethodProposer:
 
 
 Method = MethodProposer
-"""What speculative configs name where the settings name the method."""
-
-
-def _drafting(name: str, method: str) -> type[MethodProposer]:
-    return type(name, (MethodProposer,), {"method": method, "__module__": __name__, "__doc__": f"Drafts by {method}."})
-
-
-Matrix = _drafting("Matrix", "outpace:draft=none,retrieve=matrix")
-Lookup = _drafting("Lookup", "lookup")
-Automaton = _drafting("Automaton", "outpace:draft=none,retrieve=suffix")
-Retrieval = _drafting("Retrieval", "outpace:draft=none")
-Graft = _drafting("Graft", "graft")
-DynaTree = _drafting("DynaTree", "eagle3:shape=dynatree")
-Union = _drafting("Union", "outpace")
+"""What speculative configs name."""
