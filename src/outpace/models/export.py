@@ -3,6 +3,9 @@
 import copy
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,13 +49,13 @@ def export(model: str, folder: Path) -> Path:
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
     if loaded.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
-    _write(made, loaded.config, weights)
-    if loaded.generation_config is not None:
-        if source.gguf is not None:  # whose metadata name one EOS id; the ends of a turn are found among its tokens
-            loaded.generation_config.eos_token_id = list(ends) or None
-        loaded.generation_config.save_pretrained(made)
-    codec.tokenizer.save_pretrained(made)
-    (made / READY).write_text(json.dumps(identity))
+    with _in_place(made, identity) as new:
+        _write(new, loaded.config, weights)
+        if loaded.generation_config is not None:
+            if source.gguf is not None:  # whose metadata name one EOS id; the ends of a turn are found among its tokens
+                loaded.generation_config.eos_token_id = list(ends) or None
+            loaded.generation_config.save_pretrained(new)
+        codec.tokenizer.save_pretrained(new)
     return made
 
 
@@ -84,8 +87,8 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     borrowed = ("model.embed_tokens.weight", "lm_head.weight")
     weights |= {name: given[name] for name in borrowed if name in given}
     config.tie_word_embeddings, config.architectures = "lm_head.weight" not in given, None
-    _write(made, config, weights)
-    (made / READY).write_text(json.dumps(identity))
+    with _in_place(made, identity) as new:
+        _write(new, config, weights)
     return made
 
 
@@ -101,20 +104,32 @@ def export_drafter(drafter: Path, folder: Path, also: str) -> Path:
     if _is_ready(made, identity):
         return made
     read = read_checkpoint(drafter)
-    shutil.rmtree(made, ignore_errors=True)
     config = {name: value for name, value in read.config.items() if name != QUANTIZATION}
     tensors = {name: one.bfloat16() if one.is_floating_point() else one for name, one in read.tensors.items()}
-    write_checkpoint(made, config, tensors)
-    write_index(made)
-    if (drafter / also).is_file():
-        shutil.copyfile(drafter / also, made / also)
-    (made / READY).write_text(json.dumps(identity))
+    with _in_place(made, identity) as new:
+        write_checkpoint(new, config, tensors)
+        write_index(new)
+        if (drafter / also).is_file():
+            shutil.copyfile(drafter / also, new / also)
     return made
 
 
+@contextmanager
+def _in_place(made: Path, identity: dict[str, str]) -> Iterator[Path]:
+    """A folder to write an export into, which is moved to its place when it is complete: servers that start together,
+    as on nodes with one home, export the same."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent, prefix=f".{made.name}-") as scratch:
+        new = Path(scratch, made.name)
+        new.mkdir()
+        yield new
+        (new / READY).write_text(json.dumps(identity))
+        if not _is_ready(made, identity):  # else another one was faster, and is being read
+            shutil.rmtree(made, ignore_errors=True)
+            new.rename(made)
+
+
 def _write(folder: Path, config: "PretrainedConfig", weights: dict[str, Tensor]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     plain = copy.deepcopy(config)
     for ours in (QUANTIZATION, EMBEDDING, VOCABULARY):  # not true of these weights
         vars(plain).pop(ours, None)

@@ -15,6 +15,7 @@ from benchmarks.peers.serve import Clock
 from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.tensor_file import save_tensors
 from outpace.models.draft import write_bare
 from outpace.models.export import READY, export, export_draft
 from outpace.models.frozen import FrozenTarget
@@ -62,6 +63,22 @@ def test_the_export_is_rounded_as_ours_and_made_once(tmp_path: Path) -> None:
     assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 270
     save_tiny_model(tmp_path / "other", **SIZES, vocab_size=280)  # another model in the same place
     assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 280
+
+
+def test_an_export_that_is_read_already_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against servers that start together and write over the weights that the first one of them reads."""
+    model, made, first = str(save_tiny_model(tmp_path / "model", **SIZES)), tmp_path / "made", list[int]()
+
+    def meanwhile(file: Path, *arguments: Any) -> None:
+        if not first:
+            first.append(0)
+            first.append((export(model, made) / "model.safetensors").stat().st_ino)
+        save_tensors(file, *arguments)
+
+    monkeypatch.setattr("outpace.models.export.save_tensors", meanwhile)
+    folder = export(model, made)
+    assert [0, (folder / "model.safetensors").stat().st_ino] == first
+    assert list(made.iterdir()) == [folder], "nothing else is left"
 
 
 def test_the_export_of_a_gguf_ends_answers_where_the_file_does(tmp_path: Path) -> None:
