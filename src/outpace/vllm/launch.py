@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -160,10 +161,13 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _program() -> str:
-    """vLLM's script next to this Python, by its name where a shell finds it."""
-    script = Path(sys.executable).with_name("vllm")
+    """vLLM's script that belongs to this Python, by its name where a shell finds it or it is nowhere else."""
+    # The system's Python of Debian and Ubuntu, as in vLLM's images, is in /usr/bin and its scripts in /usr/local/bin.
+    folders = (Path(sys.executable).parent, Path(sysconfig.get_path("scripts")))
+    script = next((one for folder in folders if (one := folder / "vllm").is_file()), None)
     found = shutil.which("vllm")
-    return "vllm" if found is not None and Path(found).resolve() == script.resolve() else str(script)
+    is_found = found is not None and script is not None and Path(found).resolve() == script.resolve()
+    return "vllm" if script is None or is_found else str(script)
 
 
 def _metadata_variables() -> dict[str, str]:

@@ -291,6 +291,20 @@ def test_the_line_can_be_copied(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [list(arguments[2:]), "f g"]
 
 
+def test_the_program_is_of_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a file that is not there: in vLLM's image its script lies in another folder than Python."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python3"))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "local"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch._program() == "vllm"
+    script = tmp_path / "local" / "vllm"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    assert launch._program() == str(script)
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert launch._program() == "vllm"
+
+
 def test_no_secret_is_printed() -> None:
     """Guards against keys in logs and on screens."""
     more = ("--api-key", "one", "two", "--hf_token=three", "--port", "1")
