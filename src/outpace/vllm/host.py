@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from outpace.core.protocols import Needs
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.vllm.cpu_sampling import guard
 from outpace.vllm.versions import Hook, installed_version, missing_hooks, refusal
@@ -38,14 +37,13 @@ def check_parallel(config: Any) -> None:
         )
 
 
-def check_graphs(config: Any, needs: Needs) -> None:
-    """Refuse graphs of whole passes, which are replayed without calling the model, where passes are looked at."""
+def check_graphs(config: Any) -> None:
+    """Refuse graphs of whole passes: they are replayed without calling the model, and cannot be recorded while its
+    passes are looked at."""
     mode = getattr(config.compilation_config, "cudagraph_mode", None)
-    if mode is None or not torch.cuda.is_available() or not (needs.taps or needs.top_k):
-        return
-    if mode.has_full_cudagraphs():
+    if mode is not None and torch.cuda.is_available() and mode.has_full_cudagraphs():
         raise InvalidRequest(
-            f"cudagraph_mode={mode.name}: this method reads what passes compute, and whole graphs hide it; run with "
+            f"cudagraph_mode={mode.name}: our proposers look at passes, and whole graphs hide them; run with "
             '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
         )
 

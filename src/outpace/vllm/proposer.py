@@ -65,7 +65,8 @@ class MethodProposer:
         self._rates, self._last = RoundRates(), (0, 0.0)  # requests of the step before, and when it had been decoded
 
     def load_model(self, target_model: Any) -> None:
-        """Make the drafter, and wrap the target where its passes are wanted."""
+        """Make the drafter, and wrap the target, whose passes are looked at."""
+        check_graphs(self._config)
         config, settings, spec = self._config, self._settings, self._spec
         model, text_config = config.model_config, config.model_config.hf_text_config
         ranks = config.parallel_config.tensor_parallel_size
@@ -79,7 +80,6 @@ class MethodProposer:
         least_gain = LEAST_GAIN if settings.least_gain is None else settings.least_gain
         self._proposer = proposer = LinearForm(built, least_gain)
         self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None
-        check_graphs(config, proposer.needs)
         self._capture = capture = Capture(proposer.needs, text_config.num_hidden_layers)
         capture.install(target_model)
         if proposer.needs.taps:  # a model that was compiled without them must not be found again

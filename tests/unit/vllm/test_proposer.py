@@ -99,6 +99,15 @@ def test_a_fault_of_the_capture_is_one_of_the_proposer() -> None:
     assert made._rounds is None
 
 
+def test_graphs_of_whole_passes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a pass that is looked at while a graph records it, which ends vLLM on a GPU, whatever drafts."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    asked, mode = config({"method": "lookup"}), SimpleNamespace(name="FULL", has_full_cudagraphs=lambda: True)
+    asked.compilation_config = SimpleNamespace(cudagraph_mode=mode)
+    with pytest.raises(InvalidRequest, match="cudagraph_mode=FULL: .*PIECEWISE"):
+        Method(asked).load_model(None)
+
+
 @dataclass
 class Steps:
     """Steps of a batch by a clock that is not the machine's: drafts win half a token each, and cost their time."""
