@@ -18,6 +18,7 @@ from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.threads import users_environment
 from outpace.vllm.nodes import Nodes
+from outpace.vllm.settings import KEY
 from outpace.vllm.speculation import readable, speculation
 from outpace.vllm.versions import refusal
 
@@ -36,6 +37,8 @@ SHORT = {
     "cc": "compilation-config",
 }
 """vLLM's short names of options that are written here as well. Those of one letter may have their value attached."""
+SETTING = "--additional-config."
+"""With a path, one value of an object: vLLM joins those that are written so, ours and the user's."""
 SEEN_PASSES = '{"cudagraph_mode": "PIECEWISE"}'
 """Our proposers look at what passes compute; CUDA graphs of whole passes would hide it. On a CPU there are none."""
 
@@ -91,7 +94,8 @@ def command(server: VllmServer) -> ServeCommand:
         made += ["--host", server.host, "--port", str(server.port)]
     for name, value in server.more.items():
         made += [f"--{name}"] if value is None else [f"--{name}", value]
-    given = {_name(one) for one in server.arguments if one.startswith("-")} - {""}
+    options = [one for one in server.arguments if one.startswith("-")]
+    given = {_name(one) for one in options if not one.replace("_", "-").startswith(SETTING)} - {""}
     made += _speculative(server, exports, is_compiled_otherwise="compilation-config" in given)
     # vLLM completes abbreviated names, and silently takes the last of an option that is given twice.
     twice = [one for one in made if one.startswith("--") and any(_name(one).startswith(name) for name in given)]
@@ -135,7 +139,8 @@ def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool)
             f"pipeline_parallel_size={nodes.pipeline_parallel_size}: this method needs the whole model on a rank; use "
             "--tensor-parallel-size, or a method that vLLM has itself"
         )
-    made += ["--additional-config", json.dumps(additional)]
+    for name, value in additional[KEY].items():
+        made += [f"{SETTING}{KEY}.{name}", json.dumps(value)]
     return made if is_compiled_otherwise else [*made, "--compilation-config", SEEN_PASSES]
 
 

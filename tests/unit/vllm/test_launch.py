@@ -74,6 +74,12 @@ def _config(line: ServeCommand, option: str = "--speculative-config") -> Any:
     return json.loads(line.arguments[line.arguments.index(option) + 1])
 
 
+def _additional(line: ServeCommand) -> dict[str, Any]:
+    """The settings of our proposers, as vLLM joins them."""
+    found = (one.removeprefix("--additional-config.outpace.") for one in line.arguments)
+    return {name: _config(line, option) for name, option in zip(found, line.arguments) if name != option}
+
+
 def test_every_option_arrives(model: str, started: list[ServeCommand], tmp_path: Path) -> None:
     """Guards against an option that is taken and never reaches vLLM: the server would run, only otherwise."""
     template = tmp_path / "chat.jinja"
@@ -127,11 +133,11 @@ def test_methods_in_vllms_words(
     assert result.exit_code == 0, result.exception
     assert _config(started[0]).items() >= config.items()
     if additional is None:
-        assert "--additional-config" not in started[0].arguments
+        assert not _additional(started[0])
         return
     assert _config(started[0], "--compilation-config") == {"cudagraph_mode": "PIECEWISE"}
     wanted = {name: str(shipped()[value]) if value in shipped() else value for name, value in additional.items()}
-    assert _config(started[0], "--additional-config") == {"outpace": wanted}
+    assert _additional(started[0]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -189,9 +195,12 @@ def test_options_of_vllm_are_refused_by_our_server() -> None:
 
 
 def test_how_vllm_compiles_can_be_said(model: str, started: list[ServeCommand]) -> None:
-    """Guards against an option of ours that nobody can replace."""
-    assert _serve(model, "--method", "recycle", "--", "-cc", '{"mode": 0}').exit_code == 0
+    """Guards against an option of ours that nobody can replace, and settings of our proposers that nobody can give."""
+    more = ["-cc", '{"mode": 0}', "--additional_config.outpace.slots", "8"]
+    assert _serve(model, "--method", "recycle", "--", *more).exit_code == 0
     assert "--compilation-config" not in started[0].arguments
+    assert _additional(started[0]) == {"method": "recycle"}
+    assert started[0].arguments[-2:] == ("--additional_config.outpace.slots", "8")
 
 
 def test_other_nodes_only_compute(model: str, started: list[ServeCommand]) -> None:
@@ -212,7 +221,7 @@ def test_the_union_begins_there_with_what_ships(
     shipment = Shipment("tiny", transitions=tmp_path / "rows.safetensors")
     monkeypatch.setattr("outpace.vllm.speculation.shipped_for", lambda name: shipment)
     assert _serve(model, "--method", "outpace:draft=none").exit_code == 0
-    given = _config(started[0], "--additional-config")
+    given = {"outpace": _additional(started[0])}
     assert given == {"outpace": {"method": "outpace:draft=none", "transitions": str(tmp_path / "rows.safetensors")}}
     settings, target = read_settings(given), SimpleNamespace(vocab_size=264)
     for method, tokens in (("outpace:draft=none", [5]), ("recycle", []), ("recycle:warm=shipped", [5])):
