@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
 _REPEATS = 5  # measurements of each size at most
-_SECOND_WITHIN, _OTHERS_WITHIN = 3.0, 0.75  # seconds that the first may take for a second one, and all for another
+_WITHIN = 3.0  # seconds after which nothing is measured again: times are kept, and wrong ones cost speed for good
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
 _TIMED = 16  # rows up to which passes of a large model are timed themselves: a few layers alone made 8 rows 15 % dearer
 _PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
@@ -205,11 +205,9 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
 
 def _suffice(seconds: Sequence[Sequence[float]]) -> bool:
     """Whether times of every size are known well enough: the two best are alike, or more would take too long."""
-    spent = sum(map(sum, seconds))
-    if len(seconds) < 2:
-        return spent > _SECOND_WITHIN
-    is_late = len(seconds) == _REPEATS or spent > _OTHERS_WITHIN
-    return is_late or all(sorted(own)[1] <= _ALIKE * min(own) for own in zip(*seconds, strict=True))
+    if len(seconds) == _REPEATS or sum(map(sum, seconds)) > _WITHIN:
+        return True
+    return len(seconds) > 1 and all(sorted(own)[1] <= _ALIKE * min(own) for own in zip(*seconds, strict=True))
 
 
 def _seconds(target: Target, slot: int, tree: DraftTree) -> float:

@@ -86,6 +86,16 @@ def test_sizes_are_measured_again_until_two_times_agree(monkeypatch: pytest.Monk
     assert max(map(passes.count, ROWS)) <= 4
 
 
+def test_two_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a model of which two sweeps take a second, after which no more are made though they do not agree:
+    of half a billion parameters 4 rows were kept as 50 ms, and take 28."""
+    slow = {4: 2, 8: 1}  # for so many sweeps
+    timed(monkeypatch, lambda rows, count: 0.003 * rows * (1.8 if count <= slow.get(rows, 0) else 1.0))
+    costs = PassCosts()
+    measure(costs, ToyTarget(12), 0, 3)
+    assert costs.times(1, 10, 7).ms == pytest.approx([3.0 * rows for rows in range(1, 9)])
+
+
 def test_a_large_model_s_passes_of_few_rows_are_timed_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a few layers that make 8 rows 15 % dearer than they are, estimates of many rows on another scale
     than the times of few, and a first answer that waits for passes of 64 rows."""
