@@ -1,7 +1,9 @@
 """Plans rounds by measured times of passes and what requests gain, both learned from clocks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -116,7 +118,10 @@ class Pricing:
         times = self._times(target, sessions, prompt_rows)
         paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
         # Rows of prompts are not what a token costs: in their rounds a node must gain as much as in others.
-        round_ms = self._ms.known.get(count) or self._costs.times(count, _context(sessions), 0).ms[0]
+        plain_ms = self._costs.times(count, _context(sessions), 0).ms[0]
+        # Paces may be of rounds of another number of requests, or of another text. Time is worth what decoding without
+        # drafts would gain in it, at least.
+        round_ms = min(self._ms.known.get(count, math.inf), plain_ms * geometric_mean(paces))
         each = count / round_ms
         prices = [
             Prices(pace * each, times, pace) if session.is_priced else None

@@ -207,8 +207,8 @@ def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path:
     for slot, session in enumerate(sessions):
         session.slot = slot
     for _ in range(100):
-        pricing.learn_times(sessions[:2], rows=6, pass_ms=30, round_ms=40, tokens=[3, 1])
-        pricing.learn_times(sessions[:1], rows=3, pass_ms=13, round_ms=20, tokens=[3])
+        pricing.learn_times(sessions[:2], rows=6, pass_ms=16, round_ms=20, tokens=[3, 1])
+        pricing.learn_times(sessions[:1], rows=3, pass_ms=13, round_ms=15, tokens=[3])
     first, second = pricing.plan(engine.target, sessions[:2]).prices
     (alone,) = pricing.plan(engine.target, sessions[:1]).prices
     (new,) = pricing.plan(engine.target, sessions[2:]).prices
@@ -217,10 +217,25 @@ def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path:
     assert alone is not None
     assert new is not None
     assert (first.pace, second.pace) == pytest.approx((3, 1), rel=0.02)
-    assert (first.rate, second.rate) == pytest.approx((3 * 2 / 40, 2 / 40), rel=0.02)
-    assert alone.rate == pytest.approx(3 / 20, rel=0.02)
+    assert (first.rate, second.rate) == pytest.approx((3 * 2 / 20, 2 / 20), rel=0.02)
+    assert alone.rate == pytest.approx(3 / 15, rel=0.02)
     assert 1 < new.pace < 3
-    assert new.rate == pytest.approx(new.pace / 20)
+    assert new.rate == pytest.approx(new.pace / 15)
+
+
+def test_time_is_worth_at_least_what_plain_decoding_gains_in_it(tmp_path: Path) -> None:
+    """Guards against paces of a batch in the time of rounds alone, by which rows are far too cheap for the last
+    request; and the other way round, by which the first batch of a process drafts nothing."""
+    costs = known_costs(tmp_path)
+    pricing, engine = Pricing(costs, slowdown=2.5), Engine(ToyTarget(12, max_length=128), costs=costs)
+    sessions = [engine.add([1, 2], SamplingParams(max_new_tokens=3), Asking())[0] for _ in range(2)]
+    for tokens in (4, 1):
+        for _ in range(100):
+            pricing.learn_times(sessions[:1], rows=3, pass_ms=13, round_ms=40, tokens=[tokens])
+        for count in (1, 2):
+            rates = [prices.rate for prices in pricing.plan(engine.target, sessions[:count]).prices if prices]
+            alone = max(tokens / 40, 1 / 11)
+            assert rates == pytest.approx([alone] if count == 1 else [2 / 12] * 2, rel=0.1)
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
