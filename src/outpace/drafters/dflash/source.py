@@ -204,7 +204,7 @@ class BlockSource(BaseSource):
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
             state.request = request
-        self._absorb([state for state, request in zip(states, requests, strict=True) if request.budget])
+        self._absorb([state for state, one in zip(states, requests, strict=True) if one.budget and one.max_depth])
         return [
             0 if state.is_beyond else min(request.max_depth, self.depth)
             for state, request in zip(states, requests, strict=True)

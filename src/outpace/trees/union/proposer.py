@@ -152,7 +152,7 @@ class UnionProposer(Nested):
 
     def _grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether to grow trees in this round; counts it."""
-        if not any(request.budget for request in requests):
+        if not any(request.budget and request.max_depth for request in requests):  # as before an answer's last token
             return False
         if any(request.prices is None for request in requests):
             return True

@@ -49,6 +49,16 @@ def test_rows_that_wait_keep_no_others_alive() -> None:
     assert rows.untyped_storage().nbytes() == rows.nbytes
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_waits_until_something_is_drafted_after_it(depth: int) -> None:
+    """Guards against a drafter that reads the prompt for the last token of an answer, where it drafts nothing."""
+    source = source_of("dflash", tiny_target(tiny_config("llama")))
+    state, features = source.open(0), torch.zeros(8, len(source.needs.taps) * HIDDEN)
+    source.prefill([state], [PromptChunk(torch.arange(8), None, features)])
+    assert source.begin([state], [draft_request(range(9), 10, depth)]) == [depth]
+    assert source.slots.kv.lengths[0] == (8 if depth else 0)
+
+
 @pytest.mark.parametrize("rewound", [0, 100])
 @pytest.mark.parametrize("kind", ["dflash", "domino", "eagle3", "dart"])
 def test_drafts_behind_what_waited(kind: str, rewound: int, monkeypatch: pytest.MonkeyPatch) -> None:

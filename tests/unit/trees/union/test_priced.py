@@ -152,6 +152,17 @@ def test_every_request_tries_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(told.asked) == request * 4 * len(PROMPTS)
 
 
+def test_the_last_token_of_an_answer_is_not_drafted_for() -> None:
+    """Guards against answers of two tokens for which a drafter reads the whole prompt, and after which drafts seem to
+    gain nothing."""
+    told = Told(toy_draft())
+    union = made(told, PRICED)
+    states = [union.open(slot) for slot in range(len(PROMPTS))]
+    assert all(len(tree) == 1 for tree in union.propose(states, priced(FREE, depth=0)))
+    assert not told.asked
+    assert {state.tries for state in states} == {0}
+
+
 def test_promises_that_are_not_kept_count_less() -> None:
     """Guards against a text in which matches lead astray, and every long one is verified all the same; against one long
     failure that ends drafting; and against promises that count for more than they say."""
