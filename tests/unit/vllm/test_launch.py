@@ -232,9 +232,7 @@ def test_the_union_begins_there_with_what_ships(
         assert learned.rows().tokens.tolist() == tokens
 
 
-def test_models_that_vllm_cannot_read_are_exported(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_that_vllm_cannot_read_are_exported(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a draft model that is whole and is written again, one in a format that vLLM alone reads and that
     is refused, `~` which vLLM takes for a name, and a draft model without an embedding of its own, which vLLM would
     read with one of noise."""

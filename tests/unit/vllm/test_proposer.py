@@ -104,7 +104,7 @@ def test_graphs_of_whole_passes_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     asked, mode = config({"method": "lookup"}), SimpleNamespace(name="FULL", has_full_cudagraphs=lambda: True)
     asked.compilation_config = SimpleNamespace(cudagraph_mode=mode)
-    with pytest.raises(InvalidRequest, match="cudagraph_mode=FULL: .*PIECEWISE"):
+    with pytest.raises(InvalidRequest, match=r"cudagraph_mode=FULL: .*PIECEWISE"):
         Method(asked).load_model(None)
 
 
