@@ -3,7 +3,6 @@ other. On a CPU the buffers are filled and the function is called where a GPU re
 
 import gc
 import random
-from typing import Any
 from weakref import ref
 
 import pytest
@@ -19,7 +18,7 @@ from outpace.gpu.capture import ROWS, VARIABLE, Bucket, Captured, CapturedPass, 
 from outpace.gpu.tree_attention import attend_plan
 from outpace.models.head import EXACT_ROWS
 from outpace.models.target import TransformersTarget
-from tests.unit.gpu.worlds import DEVICE, in_order, random_parents, random_world, target_of
+from tests.unit.gpu.worlds import DEVICE, SMALL, in_order, random_parents, random_world, target_of
 from tests.unit.models.tiny import open_with, random_ids, random_tree
 
 LENGTHS = (30, 5, 41)
@@ -27,8 +26,7 @@ LENGTHS = (30, 5, 41)
 
 def written(captures: bool, exact: bool = False) -> TransformersTarget:
     """A target with three prompts in its slots."""
-    small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    target = target_of("llama", exact=exact, **(small if exact else {}))
+    target = target_of("llama", exact=exact, **SMALL)
     target.captures = captures
     for storage in (target.kv.keys, target.kv.values):
         storage.fill_(torch.nan)  # whoever reads what nobody wrote shows it
@@ -102,7 +100,7 @@ def test_attention_over_padded_tables(exact: bool, window: int | None) -> None:
     whatever lay in memory, and against tables larger than their bucket: contexts split and whole, scratch rows, blocks
     whose rows all see each other."""
     for seed in range(1 if exact else 2):
-        world = random_world(seed, torch.float32, 4, 2, 16, longest=400 if seed % 2 else 90)
+        world = random_world(seed, torch.float32, 2, 1, 16, longest=400 if seed % 2 else 90)
         if exact:
             world = in_order(world)
             del world.segments[2:]
@@ -113,7 +111,7 @@ def test_attention_over_padded_tables(exact: bool, window: int | None) -> None:
         filled = bucket.filled(tables, world.kv.spare, DEVICE)
         buffer = torch.full((bucket.size,), 2**30, dtype=torch.int32)  # nobody reads what is not filled in
         buffer[: len(filled)] = filled
-        query = torch.full((4, bucket.rows, 16), 7.0, device=DEVICE)
+        query = torch.full((2, bucket.rows, 16), 7.0, device=DEVICE)
         query[:, :count] = world.query[:, :count]
         padded = attend_plan(query, world.kv, bucket.plan(buffer.to(DEVICE)), settings)
         expected = attend_plan(world.query[:, :count], world.kv, tables.on(DEVICE), settings)

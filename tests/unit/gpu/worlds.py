@@ -15,6 +15,8 @@ from tests.unit.models.tiny import stock_model, tiny_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Kernels run on a GPU where there is one, else in Triton's interpreter."""
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+"""Of a target: each layer and each key-value head is a program more per item, and interpreters are slow."""
 
 
 @dataclass(frozen=True)
