@@ -248,13 +248,12 @@ def test_a_tree_row_has_the_numbers_of_plain_decoding(family: str, variant: str,
         tree = random_tree(TREES[shape], seed=5)
         slot, _ = open_with(target, prompt)
         (outputs,) = target.run_pass((), [slot], [tree])[1]
-        for leaf in set(range(len(tree))) - set(tree.topology.parents):
-            for node, token in zip(tree.topology.path(leaf), path_tokens(tree, leaf), strict=True):
-                alone = decode_one_by_one(target, slot, [token])
-                row = slice(node, node + 1)
-                own = NodeOutputs(outputs.logits[row], outputs.top_ids[row], outputs.top_logits[row])
-                assert_as_probed(target, exactness, own, alone)
-            target.kv.truncate(slot, len(prompt))
+        for node in sorted(range(len(tree)), key=tree.topology.path):  # each behind its ancestors, which stay written
+            target.kv.truncate(slot, len(prompt) + tree.topology.depths[node])
+            row = slice(node, node + 1)
+            alone = decode_one_by_one(target, slot, tree.tokens[row].tolist())
+            own = NodeOutputs(outputs.logits[row], outputs.top_ids[row], outputs.top_logits[row])
+            assert_as_probed(target, exactness, own, alone)
 
 
 @each_family
