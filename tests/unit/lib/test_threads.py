@@ -5,12 +5,14 @@ import os
 import re
 import subprocess
 import sys
+import warnings
+from functools import cache
 from pathlib import Path
 
 import psutil
 import pytest
 
-from outpace.lib.threads import COUNTS, VARIABLES, Processors, cgroup_limit, processors
+from outpace.lib.threads import COUNTS, VARIABLES, Processors, cgroup_limit, processors, warn_of_spinning
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -129,9 +131,23 @@ WARNED = "from outpace.lib.threads import warn_of_spinning as warn; warn(); warn
 def test_a_host_that_loaded_torch_first_is_warned_once() -> None:
     """Guards against slow threads that nobody explains, and against a line for every model that is loaded."""
     assert said_of(f"import torch; {WARNED}").count(LINE) == 1
-    assert LINE not in said_of(f"import torch; {WARNED}", OMP_WAIT_POLICY="passive")
-    assert LINE not in said_of(f"import torch; {WARNED}", OMP_NUM_THREADS="1")
-    assert LINE not in said_of(f"import outpace; import torch; {WARNED}")
+
+
+@pytest.mark.parametrize(("policy", "count", "is_warned"), [(None, 2, True), ("passive", 2, False), (None, 1, False)])
+def test_threads_that_spin_for_nobody_are_no_reason_to_warn(
+    policy: str | None, count: int, is_warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a line for threads that sleep, as they do where this package was loaded first, and for a single
+    one."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setattr("torch.get_num_threads", lambda: count)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_spinning.__wrapped__()
+    assert [LINE in f"PerformanceWarning: {one.message}" for one in caught] == [True] * is_warned
 
 
 STARTED = """
@@ -161,12 +177,16 @@ def test_the_command_line_takes_what_its_container_grants() -> None:
     assert threads_of_a_command() == "1 1"
 
 
+@cache
+def usual_threads() -> str:
+    return threads_of_a_command("import torch").split()[1]
+
+
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_users_number_of_threads_is_left_alone(name: str) -> None:
     """Guards against a choice of the user that the command line overrules."""
-    usual = threads_of_a_command("import torch").split()[1]
-    said = {name: usual}
-    assert threads_of_a_command(**said) == f"{said.get('OMP_NUM_THREADS')} {usual}"
+    said = {name: usual_threads()}
+    assert threads_of_a_command(**said) == f"{said.get('OMP_NUM_THREADS')} {usual_threads()}"
 
 
 def test_a_host_that_loaded_torch_keeps_its_threads() -> None:
