@@ -26,12 +26,15 @@ from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain
+from tests.pairwise import covering
 from tests.statistics import chi_square_p
 from tests.unit.drafters.source.learned import Every, proposer_of, random_net
 from tests.unit.models.tiny import VOCAB, committed_rows, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 40
 PROMPTS = [random_ids(90, 2), random_ids(9, 1), random_ids(61, 3)]
+OPTIONS = ["select=window", "select=snap", "select=snap,shape=beam", "select=window,shape=fixed",
+           "select=chunks,guess=suffix"]  # fmt: skip
 
 
 def proposer_for(target: TransformersTarget, text: str) -> Any:
@@ -42,17 +45,8 @@ def proposer_for(target: TransformersTarget, text: str) -> Any:
     return build_proposer(parse_method(text), around)
 
 
-@pytest.mark.parametrize("pack", [False, True], ids=["python", "packed"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "options",
-    [
-        "select=window",
-        "select=snap",
-        "select=snap,shape=beam",
-        "select=window,shape=fixed",
-        "select=chunks,guess=suffix",
-    ],
+    ("options", "temperature", "pack"), covering(list(product(OPTIONS, [0.0, 1.0], [False, True])))
 )
 def test_lossless(options: str, temperature: float, pack: bool) -> None:
     """Guards against scratch rows that survive the verifying pass, or a view that reaches it: alone, in a batch, and

@@ -3,7 +3,7 @@ what they are."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -22,11 +22,13 @@ from outpace.models.packed import layers_of
 from outpace.testing import decode
 from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
+from tests.pairwise import covering
 from tests.unit.drafters.source.learned import proposer_of, random_net
 from tests.unit.drafters.source.test_self_draft import PROMPTS, proposer_for
 from tests.unit.models.tiny import VOCAB, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 24
+OPTIONS = ["retrieve=none,budget=40", "budget=15", "retrieve=none,shape=chain"]
 SIZES: dict[str, Any] = {"hidden_size": 48, "vocab_size": VOCAB, "draft_vocab_size": VOCAB, "heads": 3}
 CHAINED: dict[str, Any] = {"head": "target", "bias": False, "chained": True}
 
@@ -36,9 +38,9 @@ def heads(**kind: Any) -> MedusaNet:
     return net
 
 
-@pytest.mark.parametrize("pack", [False, True], ids=["python", "packed"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("options", ["retrieve=none,budget=40", "budget=15", "retrieve=none,shape=chain"])
+@pytest.mark.parametrize(
+    ("options", "temperature", "pack"), covering(list(product(OPTIONS, [0.0, 1.0], [False, True])))
+)
 def test_lossless(options: str, temperature: float, pack: bool) -> None:
     """Guards against rows of the drafting pass that survive the verifying one, a view that reaches it, and a penalty
     whose window is not that of the token's own path: together, and behind a prefix that was copied."""

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,6 +21,7 @@ from outpace.gpu.capture import Captured
 from outpace.kernels.domino_head import HeadRows
 from outpace.sampling.noise import gumbel, noise_bits, noise_key
 from outpace.testing import draft_request
+from tests.pairwise import covering
 from tests.unit.drafters.source.learned import BLOCK, PROMPTS, SIZES, proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.gpu.worlds import DEVICE, target_of
@@ -68,11 +70,11 @@ def test_noise_has_the_same_bits(seed: int) -> None:
     torch.testing.assert_close(noise, gumbel(keys, ids), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("count", [1, 5, 70])
-@pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("is_subset", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "count", "width", "corrected", "is_subset"),
+    covering(list(product(TOLERANCE, [1, 5, 70], [1, 4], [True, False], [False, True]))),
+    ids=str,
+)
 def test_a_step_is_that_of_torch(dtype: torch.dtype, count: int, width: int, corrected: bool, is_subset: bool) -> None:
     """Guards against gates in another order, tiles whose best are lost or counted twice."""
     assert runs_triton(DEVICE)
@@ -158,9 +160,10 @@ def sources(kind: str) -> tuple[DominoSource, DominoSource]:
     return made[0], made[1]
 
 
-@pytest.mark.parametrize("kind", ["domino", "domino-shifted"])
-@pytest.mark.parametrize("shape", ["chain", "fixed", "beam", "cut"])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "shape", "count"),
+    covering(list(product(["domino", "domino-shifted"], ["chain", "fixed", "beam", "cut"], [1, 3]))),
+)
 def test_trees_are_those_of_the_modules(kind: str, shape: str, count: int) -> None:
     """Guards against a head whose kernels read another request's block, another depth, or a sibling's state."""
     fast, slow = sources(kind)
