@@ -48,7 +48,7 @@ def fresh(
 
 
 @cache
-def trained(kind: str = "plain") -> DFlashObjective:
+def trained(kind: str) -> DFlashObjective:
     objective = fresh(anchors=16, **KINDS.get(kind, {}))
     blocks.learn(objective, 12 if kind == "plain" else 4)
     return objective
@@ -174,7 +174,7 @@ def test_a_first_token_has_no_context() -> None:
 
 def test_training_helps() -> None:
     """Guards against a loss that falls while nothing useful is learned."""
-    before, after = (pairs.played(one).tokens_per_step for one in (fresh(), trained()))
+    before, after = (pairs.played(one).tokens_per_step for one in (fresh(), trained("plain")))
     assert before < 1.1
     assert after > before + 0.46
 
@@ -188,7 +188,7 @@ def test_simulated_rounds_are_the_engines(kind: str) -> None:
 
 def test_chains_end_with_the_first_wrong_draft_and_with_the_text() -> None:
     """Guards against hits behind a miss, which no chain gets to, and behind the end, where nothing is true."""
-    objective = trained()
+    objective = trained("plain")
     batch = blocks.held_out(objective)
     anchors = all_anchors(batch)
     hits = objective.hits(batch, anchors)
