@@ -1,4 +1,4 @@
-"""`scripts/ship_drafter.py`, run as a maintainer runs it, on drafters of a tiny model."""
+"""`scripts/ship_drafter.py` on drafters of a tiny model, once run as a maintainer runs it."""
 
 import json
 import subprocess
@@ -13,6 +13,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.lib.checkpoint import INDEX, read_object, weight_map
 from outpace.lib.int8 import SCALE, is_quantized
 from outpace.models.loading import shipped
+from scripts import ship_drafter
 from tests.cli.runner import run_json
 from tests.unit.models.tiny import save_tiny_model
 
@@ -20,9 +21,18 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "ship_drafter.py"
 NET = {"domino": ("net.emb_dim=32", "net.gru_hidden_dim=32"), "lattice": ("net.rank=32", "net.candidates=8")}
 
 
-def ship(run: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), str(run), str(folder), "--base", "someone/tiny", *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def ship(run: Path, folder: Path, *more: str) -> None:
+    """In this process, which has loaded all that takes seconds to load."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(SCRIPT), str(run), str(folder), "--base", "someone/tiny", *more])
+        ship_drafter.main()
+
+
+def assert_refused(complaint: str, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        ship(run, folder)
+    assert refused.value.code == 2
+    assert complaint in capsys.readouterr().err
 
 
 def trained(kind: str, root: Path) -> Path:
@@ -40,17 +50,16 @@ def trained(kind: str, root: Path) -> Path:
 
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", NET)
-def test_a_run_becomes_a_shipped_drafter(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_becomes_a_shipped_drafter(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Guards against paths of the training machine in what ships, a drafter that its target does not find, and one that
     was stored with weights of other ids or bits than it drafts with."""
     run, folder = trained(kind, tmp_path), tmp_path / "drafters" / "tiny" / kind
-    refused = ship(run, folder)
-    assert refused.returncode == 2
-    assert "give --target and --names" in refused.stderr
+    assert_refused("give --target and --names", run, folder, capsys)
     assert not folder.parent.exists()
-    done = ship(run, folder, "--target", str(tmp_path / "tiny"), "--names", "tiny*", "--data", "six questions")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    ship(run, folder, "--target", str(tmp_path / "tiny"), "--names", "tiny*", "--data", "six questions")
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["folder"], [path.name for path in folder.parent.glob("*.new")]) == (str(folder), [])
     for file in folder.iterdir():
         assert file.name.endswith(".safetensors") or str(tmp_path) not in file.read_text(), file
@@ -71,13 +80,14 @@ def test_a_run_becomes_a_shipped_drafter(kind: str, tmp_path: Path, monkeypatch:
     assert drafted.metrics.drafted > 0
 
 
-def test_a_run_without_a_drafter_leaves_what_ships(tmp_path: Path) -> None:
+def test_a_run_without_a_drafter_leaves_what_ships(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a shipped drafter that is lost to a run that failed, and a half-made one that `shipped` lists."""
     folder, run = tmp_path / "drafters" / "tiny" / "domino", tmp_path / "run"
     for made in (folder, run / "drafter"):
         made.mkdir(parents=True)
         (made / "config.json").write_text("{}")
     (folder.parent / "target.json").write_text("{}")
-    assert "no drafter yet" in ship(tmp_path, folder).stderr
-    assert ship(run, folder).returncode == 1, "no weights"
+    assert_refused("no drafter yet", tmp_path, folder, capsys)
+    command = [sys.executable, str(SCRIPT), str(run), str(folder)]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 1, "no weights"
     assert [path.name for path in sorted(folder.parent.iterdir())] == ["domino", "target.json"]
