@@ -99,21 +99,27 @@ def test_model_is_the_first_argument_or_an_option(line: list[str]) -> None:
     assert "requires an argument" in CliRunner().invoke(app, ["generate", "Hi", "--model"]).output
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize(
-    ("typed", "wanted"),
-    [
-        ("--method loo", "lookup"),
-        ("smollm2", "smollm2-135m"),
-        ("--model smollm2", "smollm2-135m"),
-        ("Hi -m smollm2", "smollm2-135m"),
-    ],
-)
-def test_shell_completion(typed: str, wanted: str) -> None:
+COMPLETED = {"--method loo": "lookup"} | dict.fromkeys(("smollm2", "--model smollm2", "Hi -m smollm2"), "smollm2-135m")
+COMPLETE = """
+import os, sys
+typed, sys.argv[:] = sys.argv[1:], ["outpace"]
+from outpace.cli import app
+for each in typed:
+    line = f"outpace chat {each}"
+    os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    try:
+        app()
+    except SystemExit:
+        print("END", flush=True)
+"""
+
+
+def test_shell_completion() -> None:
     """Guards against a shell that completes neither names of methods nor those of built-in models, or gets a traceback
     behind `--model`."""
-    line = f"outpace chat {typed}"
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_OUTPACE_COMPLETE": "complete_bash"}
-    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'outpace'; from outpace.cli import app; app()"]
-    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
-    assert wanted in done.stdout.split(), done.stderr
+    command, asked = [sys.executable, "-c", COMPLETE, *COMPLETED], {"_OUTPACE_COMPLETE": "complete_bash"}
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
+    answers = done.stdout.split("END\n")
+    assert len(answers) == len(COMPLETED) + 1, done.stderr
+    for (typed, wanted), answer in zip(COMPLETED.items(), answers, strict=False):
+        assert wanted in answer.split(), typed
