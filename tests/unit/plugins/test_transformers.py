@@ -58,21 +58,32 @@ def some_eos(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[int]:
     return [int(new[0, 5]), int(new[1, 11])]
 
 
+Asked = tuple[dict[str, Tensor], dict[str, Any], Tensor]
+"""Prompts, options, and what stock `generate` says."""
+
+
+@pytest.fixture(scope="module")
+def stock(model: PreTrainedModel) -> list[Asked]:
+    """Greedy answers without an end, with two and with one, without a mask, and up to a length."""
+    inputs = padded()
+    ends, single = some_eos(model, inputs), {"input_ids": inputs["input_ids"][2:]}
+    asked: list[tuple[dict[str, Tensor], dict[str, Any]]] = [
+        (inputs, {}), (inputs, {"eos_token_id": ends}), (inputs, {"eos_token_id": ends[0]}), (single, {}),
+        (inputs, {"max_new_tokens": None, "max_length": 20}),
+    ]  # fmt: skip
+    return [(given, options, generate(model, given, **options)) for given, options in asked]
+
+
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_greedy_ids_are_those_of_stock_generate(model: PreTrainedModel, method: str, pack: bool) -> None:
+def test_greedy_ids_are_those_of_stock_generate(
+    model: PreTrainedModel, stock: list[Asked], method: str, pack: bool
+) -> None:
     """Guards against wrong positions under left padding, and rows that are cut or filled otherwise."""
-    inputs = padded()
-    ends: list[dict[str, Any]] = [{}, {"eos_token_id": some_eos(model, inputs)}]
-    for options in (*ends, {"eos_token_id": some_eos(model, inputs)[0]}):
-        expected = generate(model, inputs, **options)
+    for inputs, options, expected in stock:
         actual = generate(model, inputs, method, pack=pack, **options)
-        assert torch.equal(actual, expected)
+        assert torch.equal(actual, expected), (inputs.keys(), options)
         assert (actual.dtype, actual.is_inference()) == (torch.int64, False)
-    single = {"input_ids": inputs["input_ids"][2:]}
-    assert torch.equal(generate(model, single, method, pack=pack), generate(model, single)), "without a mask"
-    limit: dict[str, Any] = {"max_new_tokens": None, "max_length": 20}
-    assert torch.equal(generate(model, inputs, method, **limit), generate(model, inputs, **limit))
 
 
 def test_drafts_are_accepted(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
