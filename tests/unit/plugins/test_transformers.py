@@ -1,6 +1,7 @@
 """Outpace inside transformers' `generate`: the same answers, the same shapes, and a model left as it was."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,25 @@ from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.models.layers.linear import can_pack
 from outpace.plugins.transformers import BatchRow, BatchRows
 from outpace.trees.proposer import EmptyDraft
+from tests.pairwise import covering
 from tests.unit.engine.doubles import PROMPT, PoisonedTarget
 from tests.unit.engine.doubles import VOCAB as TOY_VOCAB
 from tests.unit.models.tiny import FAMILIES, VOCAB, random_ids, save_tiny_model, stock_model, tiny_config
 
 PAD = 5
 METHODS = ["plain", "lookup:budget=3", "recycle:budget=12"]
+WITH_DRAFTER = ["linear:budget=3", "fixed:depth=3,budget=9", "dynatree:budget=9", "outpace:draft=linear,budget=9"]
 LENGTHS = (9, 4, 17)
+
+
+def model_of(family: str) -> PreTrainedModel:
+    # Stock scaled-dot-product attention leaves out Gemma 2's cap on scores; the door refuses it.
+    return stock_model(tiny_config(family), "eager" if family == "gemma2" else "sdpa")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    # Stock scaled-dot-product attention leaves out Gemma 2's cap on scores; the door refuses it.
-    return stock_model(tiny_config(request.param), "eager" if request.param == "gemma2" else "sdpa")
+    return model_of(request.param)
 
 
 def padded(lengths: Sequence[int] = LENGTHS, first_seed: int = 0) -> dict[str, Tensor]:
@@ -257,11 +264,11 @@ def test_weights_changed_between_calls_are_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["linear:budget=3", "fixed:depth=3,budget=9", "dynatree:budget=9", "outpace:draft=linear,budget=9"]
+    ("method", "family", "own_drafter"), covering(list(product(WITH_DRAFTER, FAMILIES, [False, True])))
 )
-@pytest.mark.parametrize("own_drafter", [False, True])
-def test_draft_models(model: PreTrainedModel, method: str, own_drafter: bool) -> None:
+def test_draft_models(method: str, family: str, own_drafter: bool) -> None:
     """Guards against a door without the methods that need a draft model, and against a drafter that is changed."""
+    model = model_of(family)
     drafter = stock_model(tiny_config("llama", num_hidden_layers=1)) if own_drafter else None
     weights = {name: weight.clone() for name, weight in drafter.named_parameters()} if drafter else {}
     ways: list[dict[str, Any]] = [{}, {"do_sample": True, "temperature": 0.8}]
