@@ -1,11 +1,14 @@
 """Rejection sampling over trees: the distribution of what it emits, by exact enumeration, and how often it accepts."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.draw import rejection
+from tests.pairwise import covering
 from tests.unit.sampling.verify.enumeration import (
     PENALISED,
     START,
@@ -28,6 +31,9 @@ from tests.unit.sampling.verify.enumeration import (
 
 KINDS = ["chain", "star", "random"]
 PLAIN, NARROW = SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=2)
+BOTH = {"full": (PLAIN, PLAIN), "narrow p": (NARROW, PLAIN), "narrow q": (PLAIN, NARROW),
+        "penalised": (PENALISED, PENALISED), "penalised p": (PENALISED, PLAIN)}  # fmt: skip
+"""Of the target and of the drafter."""
 
 
 @pytest.mark.parametrize("verify_round", [match_round, rejection_round])
@@ -50,21 +56,14 @@ def test_chosen_drafts_keep_the_joint_distribution(
     assert total_variation(distribution, plain_distribution(START, 3, target)) <= 1e-9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("wanted", "drafted"),
-    [(PLAIN, PLAIN), (NARROW, PLAIN), (PLAIN, NARROW), (PENALISED, PENALISED), (PENALISED, PLAIN)],
-    ids=["full", "narrow-p", "narrow-q", "penalised", "penalised-p"],
-)
-@pytest.mark.parametrize("seed", range(3))
-def test_sampled_drafts_keep_the_joint_distribution(
-    kind: str, wanted: SamplingParams, drafted: SamplingParams, seed: int
-) -> None:
+@pytest.mark.parametrize(("kind", "both", "seed"), covering(list(product(KINDS, BOTH, range(3)))))
+def test_sampled_drafts_keep_the_joint_distribution(kind: str, both: str, seed: int) -> None:
     """Guards against a wrong residual after the first, second or third rejected sibling, q that still holds a sibling
     drawn before, q of another node, and children that were not drawn for want of tokens.
 
     The joint distribution includes the drafts: every way in which their tokens could have been drawn is enumerated.
     """
+    wanted, drafted = BOTH[both]
     target, draft = toy_distribution(seed, wanted), toy_distribution(seed + 1000, drafted)
 
     def decode_round(ids: Ids, oracle: Oracle) -> Ids:
