@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -17,11 +17,13 @@ from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.lossless.test_matrix import OPTIONS, PROMPTS, Case, plain, proposer_for, requests
+from tests.pairwise import covering
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 from tests.unit.trees.union.worlds import union_of
 
 CPU = torch.device("cpu")
 PLANS = {"always": UnionPlan(6, 0.0, None), "enough": UnionPlan(6, 0.01, 0.4)}
+SOURCES = ["domino", "lattice", "dflash", "dflash2", "dspark-confident", "eagle3", "draft-lm", "none"]
 
 
 class LedMatrix(TransitionMatrix):
@@ -60,11 +62,7 @@ def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> Non
         assert got.metrics.drafted > 0
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    "source", ["domino", "lattice", "dflash", "dflash2", "dspark-confident", "eagle3", "draft-lm", "none"]
-)
+@pytest.mark.parametrize(("source", "options", "plan"), covering(list(product(SOURCES, OPTIONS, PLANS))))
 def test_lossless(source: str, options: str, plan: str) -> None:
     """Guards against features and rows of a drafter that go astray when a path is accepted of which it drafted only
     the beginning or nothing, in rounds that it was left out of, and against features that choose what is said."""

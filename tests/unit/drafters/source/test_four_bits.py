@@ -1,6 +1,7 @@
 """The target with its weights in 4 bits as its own drafter."""
 
 import gc
+from itertools import product
 from typing import Any
 from weakref import ref
 
@@ -24,6 +25,7 @@ from outpace.models.target import TransformersTarget
 from outpace.testing import decode
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft
+from tests.pairwise import covering
 from tests.unit.drafters.source.test_self_draft import PROMPTS, proposer_for
 from tests.unit.models.test_int4 import sized
 from tests.unit.models.tiny import (
@@ -38,6 +40,7 @@ from tests.unit.models.tiny import (
 )
 
 pytestmark = needs_kernels
+OPTIONS = ["", "shape=beam", "select=window,keep=40", "select=snap,keep=40"]
 
 
 def target_of(family: str = "llama", **options: Any) -> TransformersTarget:
@@ -49,10 +52,12 @@ def logits_of(model: PackedModel, slot: int, ids: list[int]) -> Tensor:
     return model.head.scores(model.run([PassPart.of(slot, torch.tensor(ids))]))
 
 
-@pytest.mark.parametrize("options", ["", "shape=beam", "select=window,keep=40", "select=snap,keep=40"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lossless(dtype: torch.dtype, temperature: float, options: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "temperature", "dtype"),
+    covering(list(product(OPTIONS, [0.0, 1.0], [torch.float32, torch.bfloat16]))),
+    ids=str,
+)
+def test_lossless(options: str, temperature: float, dtype: torch.dtype) -> None:
     """Guards against scratch rows of 4 bits that survive the verifying pass, and rows of other positions, of which few
     drafts would be accepted: in a batch, alone, and behind a prefix that was copied."""
     target = target_of(dtype=dtype)
