@@ -1,6 +1,7 @@
 """What keyed scores are worth: learned from what was said, read by shapes in the place of the scores."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,6 +46,11 @@ def said(proposer: Proposer, temperature: float = 1.0, seed: int = 0, **options:
     return decode(engine, PROMPTS, params, [proposer] * len(PROMPTS))
 
 
+@cache
+def plain() -> list[list[int]]:
+    return [session.generated for session in said(EmptyDraft(), seed=500)]
+
+
 def tokens_per_step(sessions: Sequence[Session]) -> float:
     return sum(len(s.generated) - 1 for s in sessions) / sum(s.metrics.steps for s in sessions)
 
@@ -57,8 +63,7 @@ def test_a_perfect_draft_is_trusted(shape: str) -> None:
     for seed in range(5):
         said(learning, seed=10 * seed)
     learned, unlearned = said(learning, seed=500), said(drafted_by(shape, None), seed=500)
-    plain = said(EmptyDraft(), seed=500)
-    assert [s.generated for s in learned] == [s.generated for s in unlearned] == [s.generated for s in plain]
+    assert [s.generated for s in learned] == [s.generated for s in unlearned] == plain()
     assert tokens_per_step(learned) > 1.3 * tokens_per_step(unlearned)
     depth = 8 if shape == "dynatree" else 6
     assert tokens_per_step(learned) > 0.85 * (depth + 1), "of 40 tokens the last round drafts less"
