@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outpace.bench.report import kept_apart, median, over_sets, summarise
+from outpace.bench.report import equal_share, kept_apart, median, over_sets, summarise
 from outpace.bench.runner import Record
 
 KEPT = (
@@ -79,7 +79,7 @@ def _by_set(first: str, row: Mapping[str, Any], speeds: Mapping[str, Any], form:
 
 def _equality(row: Mapping[str, Any]) -> dict[str, str]:
     own, ours = row["equal_to_own_plain"], row["equal_to_ours"]
-    return {"equal to own plain": _number(own, "{:.0%}"), "equal to our plain": _number(ours, "{:.0%}")}
+    return {"equal to own plain": equal_share(own), "equal to our plain": equal_share(ours)}
 
 
 def _table(lines: Sequence[Mapping[str, str]]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from outpace.bench.records import summed
-from outpace.bench.report import Cells, groups_of, kept_apart, number, over_sets, sheet_of, speedup_cells
+from outpace.bench.report import Cells, equal_share, groups_of, kept_apart, number, over_sets, sheet_of, speedup_cells
 from outpace.bench.runner import PLAIN, Record
 from outpace.bench.sheet import Column, Sheet
 
@@ -127,7 +127,7 @@ def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Sheet:
         (Column("reused", 10), number("reused", 0, "%", 100)),
         (Column("tok/step", 6), number("tokens_per_step", 2)),
         (Column("acc/drafted", 7), number("accepted_per_drafted", 0, "%", 100)),
-        (Column("equal"), number("equal", 0, "%", 100)),
+        (Column("equal"), lambda row: equal_share(row["equal"])),
     ]
     pairs = pairwise(rows)
     ends = [place for place, (row, after) in enumerate(pairs) if row["concurrency"] != after["concurrency"]]

@@ -150,7 +150,7 @@ def line(summary: dict[str, dict[str, Any]]) -> str:
     """The summary in one line, for a run in progress."""
     return "; ".join(
         f"{method} {number('speedup', 2, 'x')(row)} at {row['tokens_per_step']:.2f} tokens per step, "
-        f"{row['equal']:.0%} equal"
+        f"{equal_share(row['equal'])} equal"
         for method, row in summary.items()
         if method != PLAIN
     )
@@ -163,6 +163,11 @@ Cells = Sequence[tuple[Column, Callable[[dict[str, Any]], str]]]
 def number(name: str, digits: int, unit: str = "", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
     """The cell of a figure of a row, "-" where there is none."""
     return lambda row: "-" if row[name] is None else f"{row[name] * scale:.{digits}f}{unit}"
+
+
+def equal_share(share: float | None) -> str:
+    """A share of equal outputs, of which only all are 100 %: one in 400 that differs must not round away."""
+    return "-" if share is None else f"{min(round(100 * share), 99 + int(share))}%"
 
 
 def speedup_cells(rows: Sequence[dict[str, Any]], rank: int) -> Cells:
@@ -216,9 +221,10 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
         (Column("tok/s", 5), number("tokens_per_second", 1)),
         (Column("TPOT ms", 7), number("tpot_ms", 2)),
         *(phases if with_phases else ()),
-        (Column("equal"), number("equal", 0, "%", 100)),
-        (Column("ties", 4), lambda row: str(row["ties"])),
-        (Column("bugs", 1), lambda row: str(row["bugs"])),
+        (Column("equal"), lambda row: equal_share(row["equal"])),
+        # "-" where a difference may be either, as with --no-check.
+        (Column("ties", 4), lambda row: "-" if row["unclassified"] else str(row["ties"])),
+        (Column("bugs", 1), lambda row: "-" if row["unclassified"] else str(row["bugs"])),
     ]
     return sheet_of(rows, cells, title)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outpace.bench.records import DRAFT_MS, TurnRun, group_figures
-from outpace.bench.report import summarise, table
+from outpace.bench.report import line, summarise, table
 from outpace.bench.runner import split_methods, with_baseline
 from outpace.lib.errors import InvalidRequest
 
@@ -169,6 +169,16 @@ def test_outputs_and_short_answers() -> None:
     short = {"new_tokens": 1, "steps": 0, "tpot_ms": None, "decode_ms": 0.0}
     figures = summarise([_record(0, "plain", **short), _record(0, "fast", **short)])["fast"]
     assert (figures["speedup"], figures["tokens_per_step"]) == (None, 1.0)
+
+
+def test_one_output_that_differs_is_seen() -> None:
+    """Guards against 399 of 400 equal outputs that are shown as 100 %, and differences that nobody classified and that
+    are shown as no bugs."""
+    records = [_record(index, method) for method in ("plain", "odd") for index in range(400)]
+    records[-1] |= {"finding": {"kind": "unchecked"}}
+    summary = summarise(records)
+    assert [row[-3:] for row in table(summary, "").rows] == [["100%", "0", "0"], ["99%", "-", "-"]]
+    assert line(summary).endswith("99% equal")
 
 
 def test_method_lists() -> None:

@@ -14,6 +14,7 @@ from outpace.bench.paper.figures import draw
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.sources import INSTEAD, RecordSource
 from outpace.bench.paper.verdicts import FEWEST, CellComparison, ClaimFinding, judge
+from outpace.bench.report import equal_share
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
 STYLE = """
@@ -275,7 +276,7 @@ class _ExhibitTables:
                 own = (self._of_paper(column.metric, value, "mean") for value in line["paper"][column.metric])
                 cells.append(f"<td>{'<br>'.join(map(escape, own))}</td>")
             cells.append(f"<td class='number'>{self._here(line, column.metric)}</td>")
-        equal = "" if line["equal"] is None else f"{line['equal']:.0%}"
+        equal = "" if line["equal"] is None else equal_share(line["equal"])
         equal += f", {line['bugs']} bugs" if line["bugs"] else ""
         why_not = f"<span class='dim'>{escape(line['why_not'])}</span>" if line["why_not"] else ""
         starts = escape(line["starts_with"] or "")
