@@ -101,10 +101,14 @@ class EndpointRun:
         """How many records each group has."""
         return [len(group) * len(self.methods) for _, group in self._groups]
 
-    def groups(self, done: Sequence[Record] = (), on_item: Callable[[], None] = lambda: None) -> Iterator[list[Record]]:
+    def groups(
+        self, done: Sequence[Record] = (), on_item: Callable[..., None] = lambda *_: None
+    ) -> Iterator[list[Record]]:
         """The records of each group as soon as it is answered. `done`: records of the first groups, from a run that was
-        stopped."""
+        stopped. `on_item`: called without arguments for each prompt; for those of `done` with their number and False,
+        since they are not new."""
         first_new = len({record["group"]["number"] for record in done})
+        on_item(sum(len(places) for _, places in self._groups[:first_new]), False)
         if first_new == len(self._groups):
             return
         self._warm_up()

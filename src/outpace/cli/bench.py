@@ -222,7 +222,7 @@ def collect(
     run: "BenchRun | EndpointRun",
     prompts: int,
     out: Path | None,
-    advance: Callable[[], None],
+    advance: Callable[..., None],
     report: Callable[[list[Record]], str],
 ) -> list[Record]:
     """All records of a run, including those that its folder already has. `report`: the line that is printed every 30

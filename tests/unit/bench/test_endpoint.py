@@ -244,15 +244,18 @@ def test_a_server_that_counts_nothing() -> None:
 
 
 def test_a_run_goes_on_where_it_stopped() -> None:
-    """Guards against answers asked for twice."""
+    """Guards against answers asked for twice, and a bar that begins at nothing and ends half full."""
     plan = EndpointPlan(ITEMS, PARAMS, (1, 2), ("lookup",))
+    advanced: list[tuple[int, ...]] = []
     with serving(honest()) as seen, Endpoint(seen.url) as endpoint:
         whole = list(EndpointRun(endpoint, OURS, plan, MACHINE).groups())
         asked = len(seen.bodies)
-        rest = list(EndpointRun(endpoint, OURS, plan, MACHINE).groups(whole[0]))
+        again = EndpointRun(endpoint, OURS, plan, MACHINE)
+        rest = list(again.groups(whole[0], lambda *counts: advanced.append(counts)))
         assert len(seen.bodies) - asked == 2 + 5 * 3, "the warm-up, and the second level"
         assert list(EndpointRun(endpoint, OURS, plan, MACHINE).groups(whole[0] + rest[0])) == []
     assert [record["id"] for record in rest[0]] == [record["id"] for record in whole[1]]
+    assert advanced == [(3, False), *[()] * 5]
 
 
 def test_one_failure_ends_the_run() -> None:
