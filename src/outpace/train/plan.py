@@ -141,8 +141,10 @@ def answer_seconds(run: Run, items: Sequence[WorkItem], turns: int, tokens: floa
     if not prompts:
         return 0.0
     seconds = []
-    for length in (1, 1 + TRIED_TOKENS):  # prompts alone, then with tokens behind them
+    # The first warms up, as a GPU's passes are recorded once; then prompts alone, and with tokens behind them.
+    for length in (1 + TRIED_TOKENS, 1, 1 + TRIED_TOKENS):
         started = perf_counter()
         model.generate(prompts, SamplingParams(max_new_tokens=length, ignore_eos=True))
         seconds.append((perf_counter() - started) / len(prompts))
-    return turns * seconds[0] + tokens * max(0.0, seconds[1] - seconds[0]) / TRIED_TOKENS
+    _, alone, longer = seconds
+    return turns * alone + tokens * max(0.0, longer - alone) / TRIED_TOKENS
