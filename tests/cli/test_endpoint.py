@@ -75,7 +75,7 @@ def test_chat_sends_the_conversation_and_prints_what_comes() -> None:
 
 
 def test_chat_with_a_server_of_ours_says_what_speculation_did() -> None:
-    """Guards against a method that is not sent, and a report that is not shown."""
+    """Guards against a method that is not sent, a report that is not shown, and 0 tokens/s of one piece."""
     report = {"tokens_per_step": 2.5, "reused_tokens": 6, "steps": 2}
 
     def answer(path: str, body: dict[str, Any]) -> Reply:
@@ -87,7 +87,8 @@ def test_chat_with_a_server_of_ours_says_what_speculation_did() -> None:
         said = run("chat", "--url", seen.url, *options, lines="Hi\n")
     assert seen.bodies[0]["max_tokens"] == 9
     assert seen.bodies[0]["outpace"] == {"method": "recycle", "budget": 4, "report": True}
-    assert "2.50 tokens per step, 6 of 7 prompt tokens reused, ended by stop" in said.stderr
+    assert "tokens, 2.50 tokens per step, 6 of 7 prompt tokens reused, ended by stop" in said.stderr
+    assert "/s" not in said.stderr
 
 
 def test_chat_goes_on_behind_an_answer_that_broke_off() -> None:

@@ -171,9 +171,10 @@ def _answer_of_server(conversation: "RemoteChat", text: str) -> None:
         aside("ended by cancelled")
         return
     tokens = stream.usage.get("completion_tokens", stream.pieces)
-    rate = (tokens - 1) / (last - first) if last > first else 0.0
     unit = "tokens" if "completion_tokens" in stream.usage else "pieces"
-    facts = [f"{tokens} {unit}", f"{rate:.1f} {unit}/s"]
+    facts = [f"{tokens} {unit}"]
+    if last > first:  # an answer in one piece has no speed
+        facts.append(f"{(tokens - 1) / (last - first):.1f} {unit}/s")
     if stream.report:
         facts.append(f"{stream.report['tokens_per_step']:.2f} tokens per step")
         facts.append(f"{stream.report['reused_tokens']} of {stream.usage.get('prompt_tokens')} prompt tokens reused")

@@ -175,9 +175,10 @@ def complain(error: object) -> None:
 def speed_of(result: "Sample", *more: str) -> str:
     """A result's figures in one line."""
     metrics = result.metrics
-    rate = 1e3 / metrics.tpot_ms if metrics.tpot_ms else 0.0
-    figures = f"{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step"
-    return ", ".join([figures, *more, f"ended by {result.finish_reason}"])
+    figures = [f"{metrics.new_tokens} tokens"]
+    if metrics.tpot_ms:  # an answer of one token has no speed
+        figures += [f"{1e3 / metrics.tpot_ms:.1f} tokens/s", f"{metrics.tokens_per_step:.2f} tokens per step"]
+    return ", ".join([*figures, *more, f"ended by {result.finish_reason}"])
 
 
 def note(text: str) -> None:
