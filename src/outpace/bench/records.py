@@ -68,14 +68,16 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
     admission, which is that of all. Tokens decoded are those after each request's first, all emitted within that time.
     A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone, or
     free slots for those that wait, whose prefill is then part of it. For one prompt these are its own times.
-    Requests to a server say when they were sent, in `sent_ms` after the group began, and wait from then on.
+    Requests to a server say when they were sent, in `sent_ms` after the group began, and wait from then on; the time
+    before the first of them, when requests arrive at random, is not the server's.
     """
     decode_ms = end_to_end_ms = 0.0
     for runs in turns:
-        firsts = [float(run.counters.get("sent_ms", 0.0) + run.counters["ttft_ms"]) for run in runs]
+        sent = [float(run.counters.get("sent_ms", 0.0)) for run in runs]
+        firsts = [at + float(run.counters["ttft_ms"]) for at, run in zip(sent, runs, strict=True)]
         lasts = [first + float(run.counters["decode_ms"]) for first, run in zip(firsts, runs, strict=True)]
         decode_ms += max(lasts) - min(firsts)
-        end_to_end_ms += max(lasts)
+        end_to_end_ms += max(lasts) - min(sent)
     decoded = sum(_decoded(run) for runs in turns for run in runs)
     return {
         "size": len(turns[0]),

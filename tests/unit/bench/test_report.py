@@ -132,7 +132,7 @@ def test_phases_of_a_round() -> None:
 
 
 def test_times_of_a_group() -> None:
-    """Guards against shared steps counted once per request."""
+    """Guards against shared steps counted once per request, and a wait for the first arrival that counts as work."""
     alone = group_figures([_runs((11, 50.0, 100.0)), _runs((6, 70.0, 25.0))])
     assert (alone["size"], alone["new_tokens"], alone["decoded"]) == (1, 17, 15)
     assert (alone["decode_ms"], alone["end_to_end_ms"]) == (125.0, 245.0), "turns follow one another"
@@ -141,6 +141,9 @@ def test_times_of_a_group() -> None:
     assert (batch["size"], batch["new_tokens"], batch["decoded"]) == (4, 39, 35)
     assert (batch["decode_ms"], batch["end_to_end_ms"]) == (150.0, 200.0)
     assert group_figures([_runs((1, 50.0, 0.0))])["tokens_per_second"] is None
+    times = {"ttft_ms": 50.0, "decode_ms": 100.0}
+    arrived = [TurnRun((1, 2), "", "length", times | {"sent_ms": at}) for at in (400.0, 600.0)]
+    assert group_figures([arrived])["end_to_end_ms"] == 350.0
 
 
 def test_speed_of_batches_is_that_of_groups() -> None:
