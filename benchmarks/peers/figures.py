@@ -58,7 +58,7 @@ def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], tit
             **_equality(row),
             "prompt tokens/s": _number(row["prompt_tokens_per_second"], "{:.0f}"),
             "load s": _number(row["process"]["load_s"], "{:.1f}"),
-            "MB": _number(row["memory_mb"], "{:.0f}"),
+            "MiB": _number(row["memory_mb"], "{:.0f}"),
         }
         for row in found
     ]

@@ -207,7 +207,7 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
         (Column("graft ms", 18), lambda row: f"{row['graft_ms']:.2f}" if row["graft_ms"] else "-"),
         (Column("bookkeeping", 12), number("bookkeeping_share", 1, "%", 100)),
         (Column("not forward", 15), number("overhead", 1, "%", 100)),
-        (Column("MB", 19), number("memory_mb", 0)),
+        (Column("MiB", 19), number("memory_mb", 0)),
     ]
     cells: Cells = [
         (Column("method", is_name=True), lambda row: str(row["method"])),

@@ -69,7 +69,7 @@ class Pages:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         except (OSError, OverflowError, RuntimeError) as error:  # torch's, of a device too, is the last one
             raise InvalidRequest(
-                f"no space for {size / 2**30:.1f} GB of keys and values: load with a smaller max_model_len or "
+                f"no space for {size / 1e9:.1f} GB of keys and values: load with a smaller max_model_len or "
                 "max_num_seqs"
             ) from error
         self.tensor = torch.frombuffer(self._map, dtype=dtype, count=count).view(*shape)

@@ -90,8 +90,8 @@ def load_target(
     )
     if target.max_length < (max_model_len or min(limit, 2)):
         raise InvalidRequest(
-            f"max_model_len={max_model_len or limit}: {memory / 2**30:.1f} GB for keys and values hold "
-            f"{target.max_length} tokens per request, {target.row_bytes / 2**10:.0f} KB each; take fewer, or "
+            f"max_model_len={max_model_len or limit}: {memory / 1e9:.1f} GB for keys and values hold "
+            f"{target.max_length} tokens per request, {target.row_bytes / 1e3:.0f} KB each; take fewer, or "
             + ("free memory" if kv_cache_memory_bytes is None else "raise kv_cache_memory_bytes")
         )
     return target, codec
