@@ -150,7 +150,8 @@ class Shown:
             positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])
             note(
                 f"step {shown['step']}/{shown['steps']}: {measured['tokens_per_step']:.3f} tokens per step on held-out "
-                f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position: {positions}"
+                f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position, where all before "
+                f"were: {positions}"
             )
             return
         if self._advance is None:  # before the first step
