@@ -60,7 +60,8 @@ def cores(found: Processors, threads: int, busy: float = 0.0) -> Finding:
     best, reason = found.best_threads, ""
     if threads > best:
         of_container = found.quota is not None
-        reason = "the container is stopped for a part of each period" if of_container else "threads share a core"
+        shared = "threads share a core or wait for slow ones"
+        reason = "the container is stopped for a part of each period" if of_container else shared
     elif threads < best and threads + 1 <= best - busy:
         reason = "cores are idle"
     named = next((name for name in COUNTS if name in os.environ), None)

@@ -23,7 +23,7 @@ class Processors:
     """What there is to compute on.
 
     Attributes:
-        physical: cores that the allowed ones belong to.
+        physical: cores that the allowed ones belong to, without those of less than half the speed of the fastest.
         quota: processors' worth of time that control groups (cgroups) grant; None without a limit.
     """
 
@@ -85,13 +85,33 @@ def _affinity(count: int) -> Collection[int]:
 
 
 def _cores(root: Path, own: Sequence[int]) -> int:
-    """How many cores these processors belong to."""
-    siblings = {number: _siblings(root, number) for number in own}
+    """How many cores these processors belong to. Slow ones are left out: at each meeting, all would wait for them."""
+    speeds = {number: _speed(root, number) for number in own}
+    fastest = max(speeds.values(), default=0)
+    siblings = {number: _siblings(root, number) for number, speed in speeds.items() if 2 * speed >= fastest}
     if any(siblings.values()):
         return len({found or str(number) for number, found in siblings.items()})
     import psutil  # as on Windows and macOS, which have no such files
 
-    return min(psutil.cpu_count(logical=False) or len(own), len(own))
+    return min(_fast_cores_of_mac() or psutil.cpu_count(logical=False) or len(own), len(own))
+
+
+def _speed(root: Path, number: int) -> int:
+    """A processor's speed relative to others, as Linux has it on ARM; 0 where no file tells."""
+    text = _read(root / f"sys/devices/system/cpu/cpu{number}/cpu_capacity").strip()
+    return int(text) if text.isdecimal() else 0
+
+
+def _fast_cores_of_mac() -> int:
+    """A Mac's performance cores, which torch counts too; 0 elsewhere."""
+    if sys.platform != "darwin":
+        return 0
+    import ctypes
+
+    found, size = ctypes.c_int32(0), ctypes.c_size_t(4)
+    places = ctypes.byref(found), ctypes.byref(size)
+    ctypes.CDLL(None).sysctlbyname(b"hw.perflevel0.physicalcpu", *places, None, ctypes.c_size_t(0))
+    return found.value
 
 
 def _siblings(root: Path, number: int) -> str:

@@ -36,7 +36,7 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     ("found", "threads", "busy", "remedy"),
     [
         (Processors(8, 8, 8, None), 8, 0.0, ""),
-        (Processors(8, 8, 4, None), 8, 0.0, "set OMP_NUM_THREADS=4: threads share a core"),
+        (Processors(8, 8, 4, None), 8, 0.0, "set OMP_NUM_THREADS=4: threads share a core or wait for slow ones"),
         (Processors(64, 64, 32, 2.5), 32, 0.0, "set OMP_NUM_THREADS=2: the container is stopped"),
         (Processors(8, 8, 8, None), 2, 0.0, "set OMP_NUM_THREADS=8: cores are idle"),
         (Processors(2, 2, 2, None), 1, 0.9, ""),  # the other core is taken

@@ -1,6 +1,7 @@
 """How many threads a machine deserves, by file systems made up; and how torch's threads wait, seen in processes of
 their own: OpenMP reads its environment once."""
 
+import ctypes
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -63,11 +66,30 @@ def test_hardware_threads_of_a_core_are_one_core(name: str, tmp_path: Path) -> N
 
 def test_cores_are_counted_where_no_file_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against two threads on each core's arithmetic on Windows, and on Macs with processors of Intel."""
+    monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
     assert processors(tmp_path, range(8)).best_threads == 4
     assert processors(tmp_path, [0, 4]).physical == 2
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: None)
     assert processors(tmp_path, range(8)).physical == 8
+
+
+def test_slow_cores_get_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against fast cores that wait for slow ones: with threads on both, passes take up to twice as long."""
+    cpus = [f"sys/devices/system/cpu/cpu{one}/" for one in range(10)]
+    capacities = {f"{cpu}cpu_capacity": "1024\n" if one > 5 else "870\n" for one, cpu in enumerate(cpus) if one > 3}
+    slow = {f"{cpu}cpu_capacity": "395\n" for cpu in cpus[:4]}
+    root = write(tmp_path, capacities | slow | {f"{cpu}topology/core_cpus_list": f"{cpu[-2]}\n" for cpu in cpus})
+    assert processors(root, range(10)).best_threads == 6
+    assert processors(root, range(4)).best_threads == 4
+
+    def sysctl(name: bytes, found: Any, *_: object) -> int:
+        found._obj.value = 4 if name == b"hw.perflevel0.physicalcpu" else 0
+        return 0
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Mock(sysctlbyname=sysctl))
+    assert processors(tmp_path / "mac", range(8)).best_threads == 4
 
 
 @pytest.mark.parametrize(
