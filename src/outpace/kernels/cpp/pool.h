@@ -16,7 +16,7 @@ static inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+  asm volatile("isb");  // `yield` does nothing on CPUs without hardware threads: spins would end at once
 #endif
 }
 
