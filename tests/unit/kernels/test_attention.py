@@ -75,7 +75,7 @@ def settings(window: int | None, softcap: float | None = None) -> AttentionSetti
     return AttentionSettings(0, 0.2, window, softcap)
 
 
-@pytest.fixture(params=[1, 3], ids=["1 thread", "3 threads"], autouse=True)
+@pytest.fixture(params=[1, 7], ids="{} threads".format, autouse=True)  # 7: more than tasks
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "threads", lambda: request.param)
 

@@ -15,12 +15,37 @@
 #include "pool.h"
 
 constexpr int kMostQueries = 128;  // of a task, whose sums are to stay near its core
+constexpr int kFewestMost = 16;    // of a task where threads are many: as many as a vector or a tile of AMX has
 
 // Tasks of a pass: the rows of a part in pieces, for each key head; and spans, where these are shared out too.
 struct Tasks {
   int count = 0, spans = 1, numbers = 0;  // numbers: of the sums of a task
+  int most = kMostQueries;                // queries of a task
 
   Tasks(const Part* parts, int part_count, int heads, int kv_heads, int width, int threads) {
+    divide(parts, part_count, heads, kv_heads, width);
+    // Smaller tasks read keys and values more often, but by threads that would be idle.
+    for (; count * spans < threads && most > kFewestMost; divide(parts, part_count, heads, kv_heads, width)) most /= 2;
+    if (count >= 4 * threads) spans = 1;  // enough for all threads to be busy
+  }
+
+  // Numbers of all sums of a pass of so many threads; in a crowd it has one (pool.h).
+  static size_t room(const Part* parts, int part_count, int heads, int kv_heads, int width, int threads) {
+    const auto needed = [&](int size) {
+      const Tasks tasks(parts, part_count, heads, kv_heads, width, size);
+      return tasks.spans > 1 ? size_t(tasks.count) * tasks.spans * tasks.numbers : 0;
+    };
+    return std::max(needed(threads), needed(1));
+  }
+
+  int rows_together(int count, int group) const {
+    const int pieces = std::max(1, (count * group + most - 1) / most);
+    return (count + pieces - 1) / pieces;
+  }
+
+ private:
+  void divide(const Part* parts, int part_count, int heads, int kv_heads, int width) {
+    count = numbers = 0;
     for (int part = 0; part < part_count; ++part) {
       const int rows = rows_together(parts[part].count, heads / kv_heads), queries = rows * heads / kv_heads;
       count += (parts[part].count + rows - 1) / rows * kv_heads;
@@ -28,14 +53,6 @@ struct Tasks {
       spans = std::max(spans, (before + parts[part].count + kSpan - 1) / kSpan);
       numbers = std::max(numbers, (queries + kLanes - 1) / kLanes * kLanes * (width + 2));
     }
-    if (count >= 4 * threads) spans = 1;  // enough for all threads to be busy
-  }
-
-  size_t room() const { return spans > 1 ? size_t(count) * spans * numbers : 0; }
-
-  static int rows_together(int count, int group) {
-    const int pieces = std::max(1, (count * group + kMostQueries - 1) / kMostQueries);
-    return (count + pieces - 1) / pieces;
   }
 };
 
@@ -59,7 +76,7 @@ static void attend_typed(Team& team, const Attention& a, float* room) {
     int piece = task / a.kv_heads, rows;
     const Part* part = a.parts;
     for (int own;; ++part, piece -= own) {
-      rows = Tasks::rows_together(part->count, group), own = (part->count + rows - 1) / rows;
+      rows = tasks.rows_together(part->count, group), own = (part->count + rows - 1) / rows;
       if (piece < own) break;
     }
     const int first = piece * rows;
@@ -102,7 +119,7 @@ static void attend_typed(Team& team, const Attention& a, float* room) {
   });
 }
 
-// Attention of all parts of a pass, shared by a team; `room` as large as Tasks says for so many threads or more.
+// Attention of all parts of a pass, shared by a team; `room` as large as Tasks says.
 static inline void attend_parts(Team& team, const Attention& a, float* room) {
   if (a.kv.kind == kFloat32) attend_typed<float>(team, a, room);
   else if (a.kv.kind == kInt8) attend_typed<int8_t>(team, a, room);

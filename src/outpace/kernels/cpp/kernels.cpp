@@ -62,7 +62,7 @@ EXPORT void outpace_run(const Decoder* decoder, const Pass* pass, int32_t thread
   static thread_local Work work;
   Work& own = work;
   own.grow(*decoder, pass->rows);
-  own.sums.resize(Tasks(pass->parts, pass->part_count, decoder->heads, decoder->kv_heads, decoder->head_dim, threads).room());
+  own.sums.resize(Tasks::room(pass->parts, pass->part_count, decoder->heads, decoder->kv_heads, decoder->head_dim, threads));
   pool().run(threads, [&](Team& team) { run_layers(team, *decoder, *pass, own); });
 }
 
@@ -100,7 +100,7 @@ EXPORT void outpace_attend(const Store* kv, const Part* parts, int32_t part_coun
                     int32_t kv_heads, const Sight* sight, const float* query, float* out, int32_t threads) {
   const int width = heads * kv->head_dim;
   const Attention attention = {*kv, parts, part_count, layer, heads, kv_heads, *sight, query, out, width, width};
-  std::vector<float> sums(Tasks(parts, part_count, heads, kv_heads, kv->head_dim, threads).room());
+  std::vector<float> sums(Tasks::room(parts, part_count, heads, kv_heads, kv->head_dim, threads));
   pool().run(threads, [&](Team& team) { attend_parts(team, attention, sums.data()); });
 }
 
