@@ -110,12 +110,11 @@ EXPORT int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->output
 // panels is float16 itself.
 EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
   const int together = inputs_together(m->kind), stride = padded(m->inputs);
-  std::memset(panels, 0, outpace_packed_bytes(m));
   pool().run(threads, [&](Team& team) {
     team.share((m->outputs + kPanel - 1) / kPanel, [&](int panel) {
       std::vector<float> row(m->inputs), numbers(stride);
       char* base = (char*)panels + panel * panel_bytes(*m);
-      if (m->kind == kInt8) std::memset(base, 128, panel_bytes(*m));
+      std::memset(base, m->kind == kInt8 ? 128 : 0, panel_bytes(*m));  // by all threads: pages lie near who writes first
       const int count = std::min(kPanel, m->outputs - panel * kPanel);
       for (int output = 0; output < count; ++output) {
         const int index = panel * kPanel + output;
