@@ -89,6 +89,7 @@ class KernelLinear(nn.Module):
         self.bias = None if bias is None else nn.functional.pad(bias.detach().float(), (0, whole - self.outputs))
         self.scales = torch.zeros(whole) if kind == Kind.INT8 else None
         self.panels = torch.empty(whole * -(-self.inputs // _PADDING) * _PADDING, dtype=_STORED[kind])
+        call("prefer_large_pages", _pointer(self.panels), ctypes.c_int64(self.panels.nbytes))
         self.matrix = PanelMatrix(
             panels=self.panels.data_ptr(),
             scales=_address(self.scales),

@@ -71,6 +71,24 @@ def test_a_row_has_its_bits_in_any_company(kind: Kind, outputs: int, inputs: int
 
 
 @needs_kernels
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="this system has no large pages"
+)
+def test_weights_lie_in_large_pages() -> None:
+    """Guards against products that wait for addresses of small pages, where large ones are given on request."""
+    panels = KernelLinear(torch.zeros(2048, 2048), None, Kind.FLOAT32).panels
+    middle = panels.data_ptr() + panels.nbytes // 2
+    is_own = asked = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        place, _, rest = line.partition(" ")
+        if not place.endswith(":"):
+            first, _, end = place.partition("-")
+            is_own = int(first, 16) <= middle < int(end, 16)
+        elif place == "VmFlags:" and is_own:
+            asked = "hg" in rest.split()
+    assert asked
+
+
 def test_sums_of_int8_are_whole_numbers() -> None:
     """Guards against sums that saturate, wrap or round: rows and weights that are whole numbers already, at the ends of
     their range, give the product of whole numbers to the last one."""
