@@ -1,6 +1,7 @@
 """What a figure depends on in addition to the method: machine, versions, settings."""
 
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -64,12 +65,28 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def cpu_name() -> str:
-    """The CPU's name, as the system gives it."""
+    """The CPU's name, as the system gives it; of cores that differ, each."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        text = Path("/proc/cpuinfo").read_text()
+        if "model name" not in text:  # as on ARM
+            text = _printed("lscpu")
+    except OSError:
+        text = _printed("sysctl", "machdep.cpu.brand_string")  # of Macs
+    lines = [line.partition(":") for line in text.splitlines()]
+    names = [name.strip() for label, _, name in lines if label.strip().lower() in _NAME_LABELS]
+    return " + ".join(dict.fromkeys(names)) or platform.processor() or platform.machine()
+
+
+_NAME_LABELS = ("model name", "machdep.cpu.brand_string")
+
+
+def _printed(*command: str) -> str:
+    """What a program prints in English; nothing where there is none."""
+    try:
+        where = os.environ | {"LC_ALL": "C"}
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, env=where).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)

@@ -19,6 +19,27 @@ from outpace.methods.stores import matrix_of
 from outpace.models.layers.linear import PackedLinear
 from tests.unit.models.tiny import save_tiny_model
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "printed", "name"),
+    [
+        ("model name\t: EPYC\nflags\t: fma\n\nmodel name\t: EPYC\n", "", "EPYC"),
+        ("CPU part\t: 0xd0b\n", "Vendor ID: ARM\n  Model name: Cortex-A55\n  Model name: Cortex-A76\n", "A55 + A76"),
+        (None, "machdep.cpu.brand_string: Apple M4 Pro\n", "Apple M4 Pro"),
+    ],
+)
+def test_the_name_of_a_cpu(cpuinfo: str | None, printed: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against records in which all Macs are "arm", and a Raspberry Pi and a server "aarch64"."""
+
+    def read_text(path: Path) -> str:
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(environment, "_printed", lambda *command: printed)
+    assert environment.cpu_name().replace("Cortex-", "") == name
+
+
 ITEMS = (WorkItem("0", "letters", ("abc",), raw=True),)
 MIB = 2**20
 
