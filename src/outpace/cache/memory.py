@@ -22,6 +22,9 @@ _GROUP_FILES = (
 way."""
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: space beyond the memory there is
 
+# What gives pages back: macOS only ages those that are not needed.
+_GIVE_BACK = "MADV_FREE" if sys.platform == "darwin" else "MADV_DONTNEED"
+
 
 def is_lazy(device: torch.device) -> bool:
     """Whether memory is given page by page. Windows commits all of it at once, and so do devices."""
@@ -76,9 +79,10 @@ class Pages:
 
     def release(self, part: Tensor) -> None:
         """Give the pages of a contiguous part of the tensor back. It then reads as zeros, or as before."""
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+        advice = getattr(mmap, _GIVE_BACK, None)
+        if self._map is None or advice is None:
             return
         start = part.data_ptr() - self.tensor.data_ptr()
         first, last = -(-start // mmap.PAGESIZE), (start + part.numel() * part.element_size()) // mmap.PAGESIZE
         if first < last:
-            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+            self._map.madvise(advice, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
