@@ -19,6 +19,7 @@ from outpace.methods.stores import matrix_of
 from outpace.models.layers.linear import PackedLinear
 from tests.unit.models.tiny import save_tiny_model
 
+
 @pytest.mark.parametrize(
     ("cpuinfo", "printed", "name"),
     [
