@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
-from threading import RLock
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -21,38 +20,12 @@ from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import Prompts, written_of
 from outpace.engine.round import run_round, write_prompts
 from outpace.engine.session import Gain, KeptSlot, Session, Stop, StopChecker
+from outpace.engine.turns import Turns
 from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost
 from outpace.sampling.grammar import GrammarConstraint, Grammars
 
 T = TypeVar("T")
-
-
-class Turns:
-    """Lets one thread at a time work, and wakes all waiting ones when it is done.
-
-    A lock is replaced by a new one before it is released. Threads that waited for it therefore see that the turn is
-    over and check its results, without competing with the thread that worked and may continue at once.
-    """
-
-    def __init__(self) -> None:
-        self._turn = RLock()
-
-    def take(self, work: Callable[[], None]) -> bool:
-        """Do some work while no other thread works. Where one does, wait until it is done instead.
-
-        Raises:
-            RuntimeError: a signal handler has called in the thread that works.
-        """
-        turn = self._turn
-        if turn._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError("the engine is at work in this thread: in a signal handler call only stop() of a stream")
-        with turn:  # no signal can come between acquiring the lock and guarding it
-            if turn is not self._turn:
-                return False
-            work()
-            self._turn = RLock()
-        return True
 
 
 @dataclass(eq=False)
@@ -222,7 +195,7 @@ class Engine:
         self.forget_prefixes()
 
     def forget_prefixes(self) -> None:
-        """Clear the prefix cache; waits while other threads decode."""
+        """Clear the prefix cache; waits for a step of another thread."""
         self.between_steps(self._roster.forget)
 
     def add(
@@ -315,8 +288,8 @@ class Engine:
 
         Waits for a step of another thread, which may be resuming it.
         """
-        while kept.is_open and not self._turns.take(lambda: self._roster.release(kept)):
-            pass
+        if kept.is_open:
+            self._turns.take_next(lambda: self._roster.release(kept))
 
     def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others.
@@ -340,15 +313,14 @@ class Engine:
         self.run_until(lambda: session.has_ended, [session])
 
     def between_steps(self, work: Callable[[], T]) -> T:
-        """Use the target or proposers while no step is under way; waits while other threads decode."""
+        """Use the target or proposers while no step is under way; waits for one of another thread."""
         done: list[T] = []
 
         def settled() -> None:
             self._steps.settle()
             done.append(work())
 
-        while not self._turns.take(settled):
-            pass
+        self._turns.take_next(settled)
         return done[0]
 
     def with_spare_slot(self, work: Callable[[int], T]) -> T:

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from outpace.engine.engine import Turns
+from outpace.engine.turns import Turns
 
 PATIENCE = 20.0
 """Seconds after which a thread that has not ended is taken to be stuck."""
@@ -74,6 +74,28 @@ def test_a_turn_that_is_over_while_one_waits_is_not_taken_again() -> None:
     for thread in (first, second):
         thread.join(PATIENCE)
     assert answers == [False]
+
+
+def test_who_asks_for_the_next_turn_gets_it() -> None:
+    """Guards against a conversation that cannot be closed as long as another thread decodes."""
+    turns, over, taken = Turns(), Event(), list[str]()
+
+    def work() -> None:
+        taken.append("step")
+        over.wait(0.002)
+
+    def hog() -> None:
+        while len(taken) < 200:
+            turns.take(work)
+
+    hogging = Thread(target=hog)
+    hogging.start()
+    while not taken:
+        over.wait(0.001)
+    turns.take_next(lambda: taken.append("own"))
+    over.set()
+    hogging.join(PATIENCE)
+    assert taken[-1] == "step"
 
 
 def test_work_in_the_middle_of_work_is_refused() -> None:
