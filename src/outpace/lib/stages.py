@@ -64,6 +64,18 @@ class Stages:
 
 
 _CURRENT: ContextVar[Stages | None] = ContextVar("loading", default=None)
+_IS_OVER: ContextVar[Callable[[], bool] | None] = ContextVar("is over", default=None)
+
+
+def end_loads_if(is_over: Callable[[], bool]) -> None:
+    """End loads of this context by KeyboardInterrupt, at the next stage or unit of work for which a condition holds: in
+    a thread of its own a load gets no signal, and the process would wait for its end."""
+    _IS_OVER.set(is_over)
+
+
+def _check_end() -> None:
+    if (is_over := _IS_OVER.get()) is not None and is_over():
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -121,6 +133,7 @@ def stage(label: str, total: int | None = None) -> Iterator[None]:
     if stages is None:
         yield
         return
+    _check_end()
     with stages.stage(label, total):
         yield
 
@@ -128,6 +141,7 @@ def stage(label: str, total: int | None = None) -> Iterator[None]:
 def advance(amount: int = 1) -> None:
     """Count work of the innermost stage."""
     if (stages := _CURRENT.get()) is not None:
+        _check_end()
         stages.advance(amount)
 
 

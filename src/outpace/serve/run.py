@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from outpace.api import Model
 from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import end_loads_if
 from outpace.serve.app import create_app
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
@@ -165,8 +166,11 @@ class DrainingServer(uvicorn.Server):
     async def _open(self) -> None:
         service = self._service
         service.log.info("loading", model=service.settings.names[0])
+        end_loads_if(lambda: service.is_draining)
         try:
             service.open(await asyncio.to_thread(self._load))
+        except KeyboardInterrupt:  # from the load's thread, which was ended
+            return
         except Exception as error:
             service.load_error = error
             self.should_exit = True

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from outpace.api import Model
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import advance, loading
 from outpace.serve.engine_thread import EngineThread
 from outpace.serve.errors import ApiError
 from outpace.serve.prepare import _entries, parsed
@@ -404,6 +405,25 @@ def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert service.load_error is failure
+
+
+def test_a_signal_ends_a_load() -> None:
+    """Guards against a server that loads on for minutes after SIGTERM, until its supervisor kills it."""
+
+    def load() -> Model:
+        with loading(NAME, is_shown=False):
+            for _ in range(3000):
+                time.sleep(0.01)
+                advance()
+        raise RuntimeError("it was not ended")
+
+    server = DrainingServer(Service(ServeSettings((NAME,), port=0), Lines()), load)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    server.handle_exit(signal.SIGTERM, None)
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_connections_that_say_nothing_are_dropped(model: Model) -> None:
