@@ -21,6 +21,7 @@ class NativeText:
         self._kernels.outpace_text_length.restype = ctypes.c_int64
         self.handle = ctypes.c_void_p(self._kernels.outpace_text())
         self._end = weakref.finalize(self, self._kernels.outpace_text_end, self.handle)
+        self._end.atexit = False  # a daemon thread, such as a server's engine, may still read it when the process ends
         self._ids: list[int] = []
 
     def follow(self, ids: Sequence[int]) -> None:
