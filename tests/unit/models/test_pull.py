@@ -235,6 +235,19 @@ def test_two_pulls_at_once_download_once(hub: Hub, weights: bytes) -> None:
     assert hub.ranges() == [""]
 
 
+def test_a_lock_that_another_process_waits_for_stays(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a complete download that fails on Windows, which removes no file that is open."""
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".lock":
+            raise PermissionError(13, "in use", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert pull("tiny").is_dir()
+
+
 def test_a_file_that_became_shorter_is_downloaded_from_its_start(hub: Hub, weights: bytes) -> None:
     """Guards against a partial file behind the end of what the server has, which would fail at every attempt."""
     stop(hub, "tiny")

