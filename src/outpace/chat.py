@@ -89,9 +89,10 @@ class Chat:
 
     def _finish(self, session: Session) -> None:
         """Add an answer that has ended."""
-        if self._open is None or self._open[0] is not session:
+        opened = self._open  # read once: another thread may end the answer too
+        if opened is None or opened[0] is not session:
             return
-        before = self._open[1]
+        before = opened[1]
         self._kept = session.kept
         if session.error is None:
             self.messages = [*before, {"role": "assistant", "content": session.stopper.text}]

@@ -50,8 +50,8 @@ class TokenStream(Iterator[StepEvent]):
     def abandon(self) -> None:
         """Close without asking for the result."""
         self._engine.cancel(self._session)
-        if self._on_end is not None:
-            self._on_end(self._session)
+        if (on_end := self._on_end) is not None:  # read once: another thread may close the stream too
+            on_end(self._session)
             self._on_end = None
 
     def __enter__(self) -> "TokenStream":
