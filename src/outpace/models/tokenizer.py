@@ -248,18 +248,19 @@ def _byte_of_character() -> dict[str, int]:
 
 
 def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
-    """The tokenizer for llguidance; building it takes about half a second.
+    """The tokenizer for llguidance; building it takes about a second.
 
     Args:
         codec: the tokenizer.
         vocab_size: ids of the model; the tokenizer may have fewer.
-        eos_token_ids: of the model.
+        eos_token_ids: of the model; those without a token are left out.
 
     Raises:
         InvalidRequest: the bytes of its tokens are not known, or llguidance is not installed.
     """
     try:
         from llguidance import LLTokenizer
+        from llguidance._tokenizer import TokenizerWrapper
     except ModuleNotFoundError as error:
         raise InvalidRequest("grammar: this needs llguidance: pip install 'outpace[grammar]'") from error
 
@@ -276,10 +277,39 @@ def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence
     content["decoder"] = byte_level or content.get("decoder")
     try:
         size = max(vocab_size, backend.get_vocab_size())
-        found = LLTokenizer(json.dumps(content), n_vocab=size, eos_token=list(eos_token_ids) or None)
+        eos = [token for token in eos_token_ids if backend.id_to_token(token) is not None]
+        read = LLTokenizer(json.dumps(content), n_vocab=size, eos_token=eos or None)
+        found = LLTokenizer(TokenizerWrapper(_Spelling(codec, read)), eos_token=eos or None)
     except Exception as error:
         raise InvalidRequest(f"{refusal}: {error}") from error
     ids = codec.tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
     if found.decode_bytes(ids).strip() != _SAMPLE.encode():
         raise InvalidRequest(refusal)
     return found
+
+
+class _Spelling:
+    """A tokenizer as llguidance's `TokenizerWrapper` takes it.
+
+    Of itself llguidance takes every added token in angle brackets for a special one, as Qwen's "<tool_call>", which
+    then is no text, and yet writes forced text with special tokens, which its matcher refuses.
+    """
+
+    def __init__(self, codec: TextCodec, read: "LLTokenizer") -> None:
+        self._read, added = read, codec.tokenizer.added_tokens_decoder
+        known, size = codec.tokenizer.backend_tokenizer.id_to_token, read.vocab_size
+        self.eos_token_id, self.bos_token_id = read.eos_token, None
+        is_special = [added[one].special if one in added else read.is_special_token(one) for one in range(size)]
+        self.special_token_ids = [token for token, special in enumerate(is_special) if special]
+        self.tokens = [b"" if known(token) is None else read.decode_bytes([token]) for token in range(size)]
+        self._special = frozenset(self.special_token_ids)
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        for token in self._read.tokenize_bytes(text):
+            if token in self._special:
+                said = self.tokens[token]
+                ids += [*self._read.tokenize_bytes(said[:1]), *self._read.tokenize_bytes(said[1:])]
+            else:
+                ids.append(token)
+        return ids

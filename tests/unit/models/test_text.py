@@ -9,10 +9,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from outpace.core.params import Grammar
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.loading.registry import Source
 from outpace.models.plain_tokenizer import PlainTokenizer
 from outpace.models.tokenizer import Pieces, TextCodec, grammar_tokenizer, read_tokenizer
+from outpace.sampling.grammar import Grammars
 from tests.unit.models.tiny import byte_tokenizer
 
 CODEC = TextCodec(byte_tokenizer(), "tiny")
@@ -137,9 +139,25 @@ def test_bytes_are_found_behind_other_steps(is_hidden: bool) -> None:
         steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
         tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
     codec = TextCodec(tokenizer, "toy")
-    found = grammar_tokenizer(codec, 300, (0,))
-    assert found.vocab_size == 300
+    found = grammar_tokenizer(codec, 300, (0, 299, 301))  # ids that the tokenizer does not have end nothing
+    assert (found.vocab_size, found.eos_tokens) == (300, [0])
     assert found.decode_bytes(codec.encode("é ☃")) == "é ☃".encode()
+
+
+@pytest.mark.parametrize(("text", "first"), [("<tool_call>x", "<tool_call>"), ("<|end|>x", "<")])
+def test_added_tokens_are_text_and_special_ones_none(text: str, first: str) -> None:
+    """Guards against forced text whose only allowed token the matcher then refuses: every forced call of a tool by
+    Qwen, whose "<tool_call>" is a token, ended in an error."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|end|>", special=True)])
+    grammars = Grammars(lambda: grammar_tokenizer(TextCodec(tokenizer, "toy"), 300, (0,)))
+    one = grammars.constraint(Grammar.choice([text]), (0,))
+    token: Any = tokenizer.convert_tokens_to_ids(first)
+    mask = one.mask([], 300)
+    assert mask is not None
+    assert mask.nonzero().flatten().tolist() == [token]
+    assert one.mask([token], 300) is not None
+    assert one.error is None
 
 
 def test_a_tokenizer_that_loses_text_is_refused() -> None:
