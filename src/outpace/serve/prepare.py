@@ -15,7 +15,7 @@ from outpace.models.tokenizer import TextCodec
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
 from outpace.serve.service import Order, Service
-from outpace.serve.tool_calls import OPEN, call_grammar
+from outpace.serve.tool_calls import OPEN, arguments_of, call_grammar
 
 Body = TypeVar("Body", bound=SharedFields)
 
@@ -189,8 +189,23 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
         params = replace(params, grammar=grammar)
         model.engine.constraint(params)  # compiled here, outside the engine's steps, and cached
     except InvalidRequest as error:
-        raise ApiError(400, f"{param}: {in_its_words(str(error))}", param) from error
+        raise _blamed(model, body, params, param, error) from error
     return params
+
+
+def _blamed(model: Model, body: SharedFields, params: SamplingParams, param: str, error: InvalidRequest) -> ApiError:
+    """The refusal of a request whose grammar cannot be compiled. The grammar of calls is ours, so that its errors would
+    quote lines that nobody sent: where a tool's schema is at fault, the error is about that one."""
+    if isinstance(body, ChatRequest) and body.may_call and "failed to compile JSON schema" in str(error):
+        for index, tool in enumerate(body.tools or ()):
+            if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.function.name:
+                continue
+            try:
+                model.engine.constraint(replace(params, grammar=Grammar.json_schema(arguments_of(tool.function))))
+            except InvalidRequest as own:
+                param, error = f"tools[{index}].function.parameters", own
+                break
+    return ApiError(400, f"{param}: {in_its_words(str(error))}", param)
 
 
 ANY_OBJECT = {"type": "object"}

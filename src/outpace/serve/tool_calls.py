@@ -26,8 +26,7 @@ def call_grammar(
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
-        arguments = _NOTHING if function.parameters is None else {"type": "object"} | function.parameters
-        schema = json.dumps(arguments | {"x-guidance": _JSON})
+        schema = json.dumps(arguments_of(function) | {"x-guidance": _JSON})
         rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {schema}"]
     rest = f'"\\n" inside "\\n{CLOSE}"'
     if must_call or answer is not None:
@@ -39,6 +38,11 @@ def call_grammar(
         start = "TEXT | spoken" if only_one else "spoken* TEXT"
         rules += [f"spoken: until {rest}", f'until[suffix="{OPEN}"]: /(?s:.*)/', _TEXT]
     return Grammar.lark("\n".join([f"start: {start}", *rules, ""]))
+
+
+def arguments_of(function: Function) -> dict[str, Any]:
+    """The JSON schema of a function's arguments."""
+    return _NOTHING if function.parameters is None else {"type": "object"} | function.parameters
 
 
 class CallReader:
