@@ -50,9 +50,10 @@ class Grammar:
         if not isinstance(schema, dict | bool):
             raise InvalidRequest(f"grammar: a JSON schema must be an object, found {type(schema).__name__}")
         try:
-            return Grammar("json", json.dumps(_as_object(schema)))
+            text = json.dumps(_as_object(schema), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"grammar: the JSON schema cannot be written as JSON: {error}") from error
+        return Grammar("json", text)
 
     @staticmethod
     def json_object() -> "Grammar":

@@ -164,6 +164,12 @@ def test_the_order_of_properties_is_kept() -> None:
     assert Grammar.json_schema({"properties": {"b": {}, "a": {}}}).text == '{"properties": {"b": {}, "a": {}}}'
 
 
+def test_a_schema_is_as_long_as_it_was_written() -> None:
+    """Guards against escapes of six characters for one: 34,000 Chinese characters were over the limit of 200,000, and
+    errors showed none of them."""
+    assert Grammar.json_schema({"enum": ["日本"]}).text == '{"enum": ["日本"]}'
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
