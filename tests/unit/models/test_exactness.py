@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from outpace.models import attention
 from outpace.models import exactness as exactness_module
@@ -17,7 +18,7 @@ from outpace.models.exactness import _ROWS, differing_products, probe
 from outpace.models.head import LmHead
 from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear, can_pack
-from outpace.models.layers.prepare import FusedRMSNorm, RowwiseActivation
+from outpace.models.layers.prepare import RowwiseActivation
 from outpace.models.loading.precision import compute_dtype
 from outpace.models.native import NativeDecoder
 from tests.unit.models.tiny import WINDOWS, needs_kernels, tiny_config, tiny_target
@@ -163,7 +164,7 @@ def test_differing_scores_are_caught(differs: Callable[[int, int], bool], monkey
 
 @pytest.mark.usefixtures("without_kernels")
 @each_dtype
-@pytest.mark.parametrize("module", [RowwiseActivation, FusedRMSNorm])
+@pytest.mark.parametrize("module", [RowwiseActivation, LlamaRMSNorm])
 def test_other_differing_operations_are_caught(module: type, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a probe of products alone: an activation that threads cut rounds otherwise, too."""
     plant(monkeypatch, module, "forward", lambda layer, rows: rows_of(rows) > 50, steps=1)

@@ -1,17 +1,14 @@
-"""What single families add to the contract: positions that end, wrappers, masks, norms, and checkpoints on disk."""
+"""What single families add to the contract: positions that end, wrappers, masks, and checkpoints on disk."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from transformers import Gemma3Config, PretrainedConfig
 
 from outpace.core.tree import DraftTree
 from outpace.models.families import check_supported
-from outpace.models.layers.linear import can_pack
-from outpace.models.layers.prepare import FusedRMSNorm, fuse_norms
 from outpace.models.loading.load import load_target
 from tests.unit.models.test_contract import BRANCHING, path_error
 from tests.unit.models.tiny import (
@@ -93,45 +90,6 @@ def test_no_mask_is_built(family: str) -> None:
             )
     open_with(target, random_ids(9, seed=1))
     assert masks == [None] * 3
-
-
-@pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="no packed kernels here")
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_norms_are_fused_where_they_are_plain(family: str) -> None:
-    """Guards against norms left slow by a renamed field, and against fusing Gemma's 1 + weight or a LayerNorm."""
-    stock = stock_model(tiny_config(family))
-    fused = tiny_target(tiny_config(family)).decoder
-    count = 0
-    for name, norm in stock.get_decoder().named_modules():
-        swapped = fused.get_submodule(name) if "norm" in name.split(".")[-1] else None
-        if isinstance(swapped, FusedRMSNorm):
-            count += 1
-            weight: Tensor = norm.weight  # type: ignore[assignment]
-            rows = torch.randn(1, 3, weight.numel(), generator=torch.Generator().manual_seed(1))
-            torch.testing.assert_close(swapped(rows), norm(rows), atol=1e-6, rtol=1e-6)
-    norms = sum(isinstance(module, FusedRMSNorm) for module in fused.modules())
-    others = sum("Norm" in type(module).__name__ for module in fused.modules()) - norms
-    plain = family not in ("gemma2", "gemma3_text", "gpt2", "gpt_neox")
-    assert (count > 0, others > 0) == (plain, not plain)
-    assert count == norms
-
-
-class HalvedRMSNorm(nn.Module):
-    """An RMS norm by name and fields, of another formula."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(8)), 1e-5
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return nn.functional.rms_norm(rows, (8,), self.weight, self.variance_epsilon) / 2
-
-
-def test_a_norm_that_only_looks_plain_stays() -> None:
-    """Guards against trusting a class by its name: what computes something else must not be replaced."""
-    holder = nn.ModuleDict({"norm": HalvedRMSNorm()})
-    fuse_norms(holder)
-    assert isinstance(holder["norm"], HalvedRMSNorm)
 
 
 def test_experts_decode_in_float64_too() -> None:

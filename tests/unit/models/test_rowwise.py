@@ -1,11 +1,11 @@
-"""Activations and norms by rows: the numbers of the stock ones, the same bits whatever shares the pass."""
+"""Activations and norms by rows: the same bits whatever shares the pass."""
 
 import pytest
 import torch
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from outpace.models.layers.prepare import FusedRMSNorm, RowwiseActivation, pack_activations
+from outpace.models.layers.prepare import RowwiseActivation, pack_activations
 from tests.unit.models.tiny import FAMILIES, drawn, tiny_config, tiny_target
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -56,21 +56,11 @@ def stock_norm(width: int, dtype: torch.dtype) -> LlamaRMSNorm:
 
 
 @each_dtype
-@torch.inference_mode()
-def test_a_fused_norm_equals_the_stock_one(dtype: torch.dtype) -> None:
-    """Guards against another epsilon or another place of the weight: one rounding step apart at the most."""
-    stock, rows = stock_norm(576, dtype), drawn(1, 9, 576, seed=2).to(dtype) * 3
-    tolerance = 1e-6 if dtype == torch.float32 else 2**-7
-    fused = FusedRMSNorm(stock.weight, stock.variance_epsilon)(rows)
-    torch.testing.assert_close(fused, stock(rows), rtol=tolerance, atol=1e-6)
-
-
-@each_dtype
 @pytest.mark.parametrize("width", [48, 576, 896, 1536])
 @torch.inference_mode()
 def test_a_normed_row_has_the_same_bits_in_any_company(width: int, dtype: torch.dtype) -> None:
-    """Guards against a reduction whose order depends on the number of rows, which would break bit-equality."""
-    norm, rows = FusedRMSNorm(stock_norm(width, dtype).weight, 1e-5), drawn(1, 64, width, seed=3).to(dtype)
+    """Guards against a reduction of torch whose order depends on the number of rows, which would break bit-equality."""
+    norm, rows = stock_norm(width, dtype), drawn(1, 64, width, seed=3).to(dtype)
     together = norm(rows)
     for count in (1, 2, 3, 5, 9, 17, 33):
         for start in range(0, 64 - count, count):

@@ -55,7 +55,6 @@ def prepare_decoder(model: "PreTrainedModel", make: Make | None) -> nn.Module:
         pack_experts(decoder, make)
         pack_linears(decoder, make=make)
         pack_activations(decoder)
-        fuse_norms(decoder)
     elif model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
     return decoder
@@ -97,43 +96,6 @@ def pack_activations(module: nn.Module) -> None:
             pack_activations(child)
 
 
-class FusedRMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension in one operation, rounded once.
-
-    Args:
-        weight: [H].
-        eps: added to the mean square.
-    """
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = weight.detach(), eps
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return nn.functional.rms_norm(rows, self.weight.shape, self.weight, self.eps)
-
-
-def fuse_norms(module: nn.Module) -> None:
-    """Replace the plain RMS norms below `module`, in place; norms of another formula, such as Gemma's, stay."""
-    for name, child in module.named_children():
-        if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
-            fused = FusedRMSNorm(child.weight, child.variance_epsilon)  # type: ignore[arg-type]
-            if _agree(child, fused):
-                setattr(module, name, fused)
-        else:
-            fuse_norms(child)
-
-
-@torch.inference_mode()
-def _agree(stock: nn.Module, fused: FusedRMSNorm) -> bool:
-    """Whether two norms compute the same: a class name does not guarantee its formula across transformers releases."""
-    weight = fused.weight
-    rows = torch.linspace(-1.5, 2.0, 2 * weight.numel(), device=weight.device).view(2, -1)
-    rows[1] *= fused.eps**0.5  # small enough for eps to matter
-    rows = rows.to(weight.dtype)
-    return torch.allclose(stock(rows), fused(rows), rtol=4 * torch.finfo(weight.dtype).eps, atol=0)
-
-
 def stock_weights(layer: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
     """A layer's own weights under the names and in the shapes of its stock form, bit for bit.
 
@@ -148,7 +110,7 @@ def stock_weights(layer: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
         start = sum(layer.sizes[: layer.index])
         rows, bias = slice(start, start + layer.sizes[layer.index]), _bias(layer.together)
         return _named(_unpacked(layer.together)[rows], None if bias is None else bias[rows])
-    if isinstance(layer, FusedRMSNorm | BlockEmbedding):
+    if isinstance(layer, BlockEmbedding):
         return _named(layer.weight, None)
     if isinstance(layer, PackedExperts):
         stacks = {"gate_up_proj": layer.gate_up, "down_proj": layer.down}
