@@ -195,29 +195,24 @@ def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) 
 
 
 class FreshRows:
-    """Stores the keys and values of a packed pass in its requests' slots."""
+    """Stores the keys and values of a packed pass in its requests' slots: by tables at once, else by its segments."""
 
     def __init__(self, kv: SlotKV | None, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
-        self._kv, self._segments, self._in_one_copy = kv, segments, tiles is not None or len(segments) > 1
+        self._kv, self._segments = kv, segments
+        self._places: tuple[Tensor, slice, Tensor] | None = None  # [T] slots, all heads, [T] rows
         if tiles is not None:
-            self._slots, self._rows = tiles.rows[:, 0].long(), tiles.rows[:, 1].long()  # [T]
-        elif self._in_one_copy:
-            device = segments[0].kv.keys.device
-            counts = torch.tensor([segment.count for segment in segments])
-            slots = torch.tensor([segment.slot for segment in segments])
-            self._slots = slots.repeat_interleave(counts).to(device)  # [T]
-            rows = [torch.arange(segment.end - segment.count, segment.end) for segment in segments]
-            self._rows = torch.cat(rows).to(device)  # [T]
+            self._places = tiles.rows[:, 0].long(), slice(None), tiles.rows[:, 1].long()
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [kv_heads, T and padding, head_dim] of one layer, in one copy each for all requests."""
-        if not self._in_one_copy:
-            self._segments[0].write(layer, keys, values)
+        """Store keys and values [kv_heads, T and padding, head_dim] of one layer."""
+        if self._places is None:
+            for segment in self._segments:
+                segment.write(layer, keys, values)
             return
-        kv, count = self._kv, len(self._rows)
-        assert kv is not None, "a pass with rows has slots"
+        assert self._kv is not None, "tables are of slots"
+        count = len(self._places[0])
         rows = (fresh[:, :count].transpose(0, 1) for fresh in (keys, values))  # [T, kv_heads, head_dim] each
-        kv.write(layer, (self._slots, slice(None), self._rows), *rows)
+        self._kv.write(layer, self._places, *rows)
 
 
 class PassCache:

@@ -127,9 +127,8 @@ class SlotKV:
         """Store keys and values [..., head_dim] of one layer. `place`: slots, kv_heads and rows, as tensors index."""
         rows = [keys, values]
         if self.scales:
-            offsets = self.key_offsets[layer]  # [kv_heads, 1, head_dim]
-            offsets = offsets.squeeze(1) if isinstance(place[0], Tensor) else offsets  # an index puts rows before heads
-            rounded = rounded_rows(rotated(keys.float() - offsets)), rounded_rows(values.float())
+            # Rows come behind heads here: tables, whose index puts them first, are of GPUs, which have no int8.
+            rounded = rounded_rows(rotated(keys.float() - self.key_offsets[layer])), rounded_rows(values.float())
             codes, scales = zip(*rounded, strict=True)
             rows = [*codes, *scales]
         for storage, fresh in zip(self.storages, rows, strict=True):

@@ -242,7 +242,7 @@ def test_int8_is_written_alike_by_kernels_and_by_python(head_dim: int) -> None:
     exact, kernels = found
     assert kernels.key_offsets.any()
     _, _, heads, rows, width = exact.keys.shape
-    for slots in (1, 2):  # rows of one request are written by a slice, of more by an index
+    for slots in (1, 2):
         python = SlotKV(1, slots, heads, rows - KEY_BLOCK, width, torch.int8, torch.int8, torch.device("cpu"))
         python.key_offsets[:] = kernels.key_offsets[:1]
         segments = [Segment(python, slot, 9 * slot, torch.arange(9)) for slot in range(slots)]
