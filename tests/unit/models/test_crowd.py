@@ -1,8 +1,11 @@
-"""When passes go on with one thread: beside others on the same cores, and only there."""
+"""When passes go on with one thread: beside others on the same cores or without other threads, and only there."""
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from outpace.kernels.build import COMPILERS
 from outpace.kernels.levels import SOURCES
@@ -37,15 +40,44 @@ int main() {
 """
 
 
+def printed_by(program: str, folder: Path) -> list[str]:
+    """The words that a program prints."""
+    source, built = folder / "program.cpp", folder / "program"
+    source.write_text(program)
+    compiler = next(found for name in COMPILERS if (found := shutil.which(name)))
+    command = [compiler, "-std=c++17", "-O1", "-w", "-pthread", f"-I{SOURCES}", str(source), "-o", str(built)]
+    subprocess.run(command, check=True, capture_output=True)
+    return subprocess.run([built], check=True, capture_output=True, text=True).stdout.split()
+
+
 def test_passes_go_alone_in_a_crowd(tmp_path: Path) -> None:
     """Guards against threads that wait for one that was put aside, at every meeting of every pass; against one that
     gives up after a single slow pass, or for the short waits of many threads; against one that never tries again; and
     against pauses of no time, with which the wait for a piece of a product is one for a thread put aside."""
-    source = tmp_path / "crowd.cpp"
-    source.write_text(PROGRAM)
-    compiler = next(found for name in COMPILERS if (found := shutil.which(name)))
-    program, options = tmp_path / "crowd", ("-std=c++17", "-O1", "-w", "-pthread")
-    command = [compiler, *options, f"-I{SOURCES}", str(source), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True)
-    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
-    assert said == ["100", "100", "9", "100", "3", "1", "1"]
+    assert printed_by(PROGRAM, tmp_path) == ["100", "100", "9", "100", "3", "1", "1"]
+
+
+REFUSED = """
+#include "pool.h"
+#include <cstdio>
+#include <sys/resource.h>
+
+int main() {
+  Pool& pool = *new Pool;  // as in kernels.cpp: its threads never end
+  const auto size_of = [&](int size) {
+    int found = 0;
+    pool.run(size, [&](Team& team) { found = team.size; });
+    return found;
+  };
+  std::printf("%d ", size_of(3));
+  const rlimit none = {1 << 20, 1 << 20};  // too little for another stack
+  setrlimit(RLIMIT_AS, &none);
+  std::printf("%d %d", size_of(64), size_of(3));
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux refuses threads by this limit")
+def test_a_pass_that_gets_no_threads_runs_alone(tmp_path: Path) -> None:
+    """Guards against a process that ends where a container limits its threads: an exception leaves the kernels."""
+    assert printed_by(REFUSED, tmp_path) == ["3", "1", "3"]

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 static inline void pause_briefly() {
@@ -114,10 +115,10 @@ class Pool {
   void run(int size, const std::function<void(Team&)>& work) {
     std::lock_guard<std::mutex> one_at_a_time(turn_);
     size = size > 1 ? crowd_.take(size) : 1;
+    if (size > 1 && !hire(size - 1)) size = 1;
     Team team(size);
     if (size == 1) return work(team);
     const int64_t start = nanoseconds();
-    hire(size - 1);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       team_ = &team, work_ = &work, wanted_ = size - 1;
@@ -131,9 +132,15 @@ class Pool {
   }
 
  private:
-  void hire(int count) {
-    for (; hired_ < count; ++hired_)
-      std::thread([this, index = hired_, seen = job_.load()] { serve(index, seen); }).detach();
+  // Whether there are so many threads: the system may refuse one, as a container does that limits them.
+  bool hire(int count) {
+    try {
+      for (; hired_ < count; ++hired_)
+        std::thread([this, index = hired_, seen = job_.load()] { serve(index, seen); }).detach();
+    } catch (const std::system_error&) {
+      return false;
+    }
+    return true;
   }
 
   void serve(int index, unsigned seen) {
