@@ -40,9 +40,8 @@ static inline Lanes power_of_two(Lanes x) {
 
 // The nearest numbers of bfloat16; of two as near the larger one.
 static inline Lanes as_bfloat16(Lanes x) { return (Lanes)(((BitLanes)x + 0x8000u) & 0xffff0000u); }
-#if defined(__AVX512BF16__) || (defined(__aarch64__) && OUTPACE_BFDOT)
-constexpr bool kMultipliesPairs = true;
 
+#if defined(__AVX512BF16__) || (defined(__aarch64__) && OUTPACE_BFDOT)
 // Put one query into places so many apart, as into its lane of a vector [width / 2][kLanes]: two numbers in bfloat16 each.
 static inline void take_pairs(const float* query, int width, float* to, int step) {
 #if defined(__aarch64__)
@@ -61,7 +60,6 @@ static inline void take_pairs(const float* query, int width, float* to, int step
 #endif
 }
 #else
-constexpr bool kMultipliesPairs = false;
 static inline void take_pairs(const float*, int, float*, int) {}
 #endif
 
