@@ -155,8 +155,8 @@ class Admission:
             self._roster.leave(_written(session))
 
     def _has_memory(self, session: Session, own: int | None) -> bool:
-        """Whether there is memory for all rows of a request, in the slot `own` or a new one. If need be, contents of
-        other idle slots are dropped for it."""
+        """Whether there is memory for all rows of a request, in the slot `own` or a new one. If need be, and if that
+        suffices, contents of other idle slots are dropped for it."""
         memory = self._target.memory
         if memory.budget is None:
             return True
@@ -164,15 +164,17 @@ class Admission:
         slots = [slot for slot in range(self._target.max_slots) if slot != own]
         free = memory.budget - max(self._most(session), 0 if own is None else memory.held(own))
         free -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
-        for slot in self._roster.idle():
+        idle = [slot for slot in self._roster.idle() if slot != own]
+        if free + sum(map(memory.held, idle)) < 0:
+            return False  # it waits for a running request, whose end may leave memory enough
+        for slot in idle:
             if free >= 0:
                 break
-            if slot != own:
-                self._roster.evict(slot)
-                free += memory.held(slot)
-                self._target.rewind_slot(slot, 0)
-                memory.trim(slot)
-        return free >= 0
+            self._roster.evict(slot)
+            free += memory.held(slot)
+            self._target.rewind_slot(slot, 0)
+            memory.trim(slot)
+        return True
 
     def _most(self, session: Session) -> int:
         """Rows that a request may come to hold."""

@@ -68,6 +68,19 @@ def test_cached_contents_give_way_oldest_first() -> None:
     assert oldest.generated == decode(engine_of(None), [oldest.prompt_ids], [PARAMS], [EmptyDraft()])[0].generated
 
 
+def test_a_request_that_waits_for_a_running_one_drops_no_cached_contents() -> None:
+    """Guards against conversations and prompts that are lost for a request which has to wait all the same."""
+    engine = engine_of(NEEDED + 200)
+    run(engine, PROMPTS[0], PARAMS, EmptyDraft())
+    (running,) = engine.add(PROMPTS[1], SamplingParams(max_new_tokens=60), EmptyDraft())
+    (waiting,) = engine.add(PROMPTS[2], PARAMS, EmptyDraft())
+    engine.step()
+    assert (running.slot is not None, waiting.slot) == (True, None)
+    engine.cancel(waiting)
+    run_all(engine, [running])
+    assert run(engine, [*PROMPTS[0], 7], PARAMS, EmptyDraft()).metrics.reused_tokens == len(PROMPTS[0])
+
+
 def test_a_short_request_gives_back_the_rows_of_a_long_one() -> None:
     """Guards against requests that wait for rows of an earlier one, whose slot another has taken over."""
     engine = engine_of(2 * NEEDED + 150, max_slots=2, max_length=800)
