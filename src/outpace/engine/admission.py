@@ -142,21 +142,29 @@ class Admission:
             found, length = self._longest(session)
             if self._is_coming(session, length, sessions):
                 continue
-            own = found.slot if found in self._roster.left() and _goes_on(session, found, length) else None
+            own = self._own_slot(session, found, length)
             if not self._has_memory(session, own):
                 break
             if found is not None and self._target.memory.held(found.slot) < length:  # dropped for it
                 found, length = self._longest(session)
-            self._enter(session, found, length)
+            self._enter(session, found, length, own)
 
     def leave(self, session: Session) -> None:
         """Cache the slot's contents of a request that has ended."""
         if session.error is None and self._may_share(session):
             self._roster.leave(_written(session))
 
-    def _has_memory(self, session: Session, own: int | None) -> bool:
+    def _own_slot(self, session: Session, found: Written | None, length: int) -> int | None:
+        """The slot of left contents that a prompt takes over, because it continues all of them or because there is no
+        memory for a copy of their first `length` ids; None where it gets another slot."""
+        if found is None or found not in self._roster.left():
+            return None
+        takes_over = _goes_on(session, found, length) or not self._has_memory(session, None, needed=found.slot)
+        return found.slot if takes_over else None
+
+    def _has_memory(self, session: Session, own: int | None, needed: int | None = None) -> bool:
         """Whether there is memory for all rows of a request, in the slot `own` or a new one. If need be, and if that
-        suffices, contents of other idle slots are dropped for it."""
+        suffices, contents of other idle slots are dropped for it, but not those of the slot `needed`."""
         memory = self._target.memory
         if memory.budget is None:
             return True
@@ -164,7 +172,7 @@ class Admission:
         slots = [slot for slot in range(self._target.max_slots) if slot != own]
         free = memory.budget - max(self._most(session), 0 if own is None else memory.held(own))
         free -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
-        idle = [slot for slot in self._roster.idle() if slot != own]
+        idle = [slot for slot in self._roster.idle() if slot not in (own, needed)]
         if free + sum(map(memory.held, idle)) < 0:
             return False  # it waits for a running request, whose end may leave memory enough
         for slot in idle:
@@ -209,11 +217,11 @@ class Admission:
             for other in sessions
         )
 
-    def _enter(self, session: Session, found: Written | None, length: int) -> None:
-        """Give a session a slot that holds the first `length` ids of its prompt, copied from `found`."""
+    def _enter(self, session: Session, found: Written | None, length: int, own: int | None) -> None:
+        """Give a session the slot `own` or a spare one, which holds the first `length` ids of its prompt, as `found`
+        does."""
         proposer = session.proposer
-        goes_on = found is not None and _goes_on(session, found, length)
-        slot = self._roster.spare_slot(found.slot if found is not None and goes_on else None)
+        slot = self._roster.spare_slot(own)
         assert slot is not None, "there is room"
         if found is None:
             self._target.rewind_slot(slot, 0)

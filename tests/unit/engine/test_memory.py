@@ -81,6 +81,17 @@ def test_a_request_that_waits_for_a_running_one_drops_no_cached_contents() -> No
     assert run(engine, [*PROMPTS[0], 7], PARAMS, EmptyDraft()).metrics.reused_tokens == len(PROMPTS[0])
 
 
+def test_a_prompt_without_memory_for_a_copy_takes_over_the_contents_that_it_begins_like() -> None:
+    """Guards against a long document that is computed anew for each question, where memory holds it once: its rows gave
+    way to the request that needs them."""
+    engine = engine_of(NEEDED + 10)
+    for question in range(7, 10):
+        session = run(engine, [*PROMPTS[0], question], PARAMS, EmptyDraft())
+        assert session.metrics.reused_tokens == (len(PROMPTS[0]) if question > 7 else 0)
+        expected = decode(engine_of(None), [session.prompt_ids], [PARAMS], [EmptyDraft()])
+        assert session.generated == expected[0].generated
+
+
 def test_a_short_request_gives_back_the_rows_of_a_long_one() -> None:
     """Guards against requests that wait for rows of an earlier one, whose slot another has taken over."""
     engine = engine_of(2 * NEEDED + 150, max_slots=2, max_length=800)
