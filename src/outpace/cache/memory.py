@@ -3,6 +3,7 @@
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -70,6 +71,11 @@ class Pages:
                 self.tensor = torch.empty(*shape, dtype=dtype, device=device)
                 return
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+            if hasattr(mmap, "MADV_NOHUGEPAGE"):
+                # Each head of each layer of a slot lies in megabytes of its own: a large page there would be given for
+                # a first row of 256 bytes, hundreds of megabytes for a short request.
+                with suppress(OSError):  # a system without large pages
+                    self._map.madvise(mmap.MADV_NOHUGEPAGE)
         except (OSError, OverflowError, RuntimeError) as error:  # torch's, of a device too, is the last one
             raise InvalidRequest(
                 f"no space for {size / 1e9:.1f} GB of keys and values: load with a smaller max_model_len or "
