@@ -173,7 +173,7 @@ class DrafterFacts:
 
     Attributes:
         taps: hidden states of the target that it reads.
-        positions: tokens that it was trained for; None where unknown.
+        positions: tokens of a request beyond which it drafts nothing; None where unknown.
         trained_for, trained_template: the target and the fingerprint of its chat template in training; None where
             unknown.
         template: fingerprint of the target's own chat template; None without one.
@@ -235,8 +235,8 @@ def drafter(found: DrafterFacts, drafted: Mapping[str, Any]) -> Finding:
         reasons.append("use the chat template that the drafter was trained with: the model has another one")
     if found.positions is not None and found.positions < found.model_length:
         reasons.append(
-            f"load with --max-model-len {found.positions}, or expect poor drafts after that: the drafter was trained "
-            f"for {found.positions} tokens, and requests may have {found.model_length}"
+            f"load with --max-model-len {found.positions}, or take a drafter with more positions: beyond "
+            f"{found.positions} tokens it drafts nothing, and requests may have {found.model_length}"
         )
     if own < _NEXT_TO_NOTHING and drafted["rounds"]:
         other = found.trained_for not in (None, found.model)

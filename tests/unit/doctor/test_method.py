@@ -143,7 +143,7 @@ def test_verdicts_on_figures(found: Finding, measured: str, remedy: str) -> None
         ({"trained_for": "other"}, ""),  # by another name, and its drafts are right
         ({"template": None}, "give the model's tokenizer a chat template"),
         ({"template": "xyz"}, "use the chat template that the drafter was trained with"),
-        ({"positions": 128}, "load with --max-model-len 128"),
+        ({"positions": 128}, "load with --max-model-len 128, or take a drafter with more positions: beyond 128 "),
     ],
 )
 def test_a_drafter_off_its_ground(changes: dict[str, Any], said: str) -> None:
