@@ -56,7 +56,8 @@ class Chat:
         if len(prompt) >= limit:
             raise InvalidRequest(
                 f"the conversation has {len(prompt)} tokens with this message and the limit is {limit}: begin a new "
-                "one with reset(), in the terminal /reset, or load with a larger max_model_len"
+                "one with reset(), in the terminal /reset, or load with a larger max_model_len, or "
+                "kv_cache_memory_bytes where memory sets the limit"
             )
 
         (session,) = self._engine.add(prompt, self._params, self._proposer, self._budget, keep=True, resume=self._kept)

@@ -364,7 +364,8 @@ class Engine:
         if len(prompt) + min(params.max_new_tokens, 1) > self.target.max_length:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens and the limit is {self.target.max_length} for prompt and answer "
-                "together, which leaves no room for a new token: shorten the prompt or load with a larger max_model_len"
+                "together, which leaves no room for a new token: shorten the prompt, or load with a larger "
+                "max_model_len, or kv_cache_memory_bytes where memory sets the limit"
             )
         return prompt
 

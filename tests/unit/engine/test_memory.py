@@ -7,6 +7,7 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import named, run, run_all
@@ -119,3 +120,9 @@ def test_a_conversation_waits_for_memory_and_is_resumed() -> None:
     for session in (again, later):
         expected = decode(engine_of(None), [session.prompt_ids], [params], [EmptyDraft()])
         assert session.generated == expected[0].generated
+
+
+def test_a_refusal_names_what_sets_the_limit() -> None:
+    """Guards against a remedy that is refused in its turn: where memory holds no more tokens, max_model_len."""
+    with pytest.raises(InvalidRequest, match="or kv_cache_memory_bytes where memory sets the limit"):
+        engine_of(None).add(PROMPTS[0] * 12, PARAMS, EmptyDraft())
