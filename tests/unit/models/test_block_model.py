@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from outpace.core.params import SamplingParams
-from outpace.drafters.draft_lm.net import SmallSizes, copy_layers, make_small, small_config
 from outpace.engine.engine import Engine
 from outpace.kernels.blocks import BlockLinear, BlockWeight
 from outpace.kernels.linear import KernelLinear, Kind
@@ -183,14 +182,6 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path: Path) -> No
 
 def layers_of(model: nn.Module) -> list[tuple[str, BlockLinear]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, BlockLinear)]
-
-
-def test_layers_in_blocks_start_a_draft_model(tmp_path: Path) -> None:
-    """Guards against a start from a GGUF target's layers that its embedding, which is no parameter there, ends."""
-    target = block_target(tiny_config("llama", **SIZES), tmp_path / "m.gguf")
-    small = make_small(small_config(target.config, SmallSizes(layers=2)), 0)
-    copy_layers(small, target.decoder, target.head.weight)
-    assert torch.equal(cast(Tensor, small.model.get_input_embeddings().weight), target.embedding.weight)
 
 
 def test_times_are_of_a_files_formats(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import outpace
-from outpace.drafters.draft_lm.net import BareLM, SmallSizes, copy_layers, make_bare, make_small, small_config
+from outpace.drafters.draft_lm.net import BareLM, SmallSizes, make_bare, make_small, small_config
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import DraftModel, DraftRows, load_drafter
@@ -51,20 +51,6 @@ def test_it_computes_what_its_family_does(family: str) -> None:
         torch.testing.assert_close(small.logits(small(IDS)), stock(IDS).logits, atol=1e-4, rtol=1e-4)
         longer = torch.nn.functional.pad(IDS, (0, 7))
         torch.testing.assert_close(small(longer)[:, :20], small(IDS), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("pack", [False, True], ids=["stock", "packed"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_layers_are_copied_bit_for_bit(family: str, pack: bool, dtype: torch.dtype) -> None:
-    """Guards against a start from weights that packing has moved: halves of a product, transposed, reordered."""
-    config = tiny_config(family)
-    stock, target = stock_model(config, dtype=dtype), tiny_target(config, dtype, pack=pack)
-    small = make_small(small_config(target.config, SmallSizes(layers=2)), 0)
-    copy_layers(small, target.decoder, target.head.weight)
-    wanted = stock.state_dict()
-    for name, weight in small.model.state_dict().items():
-        assert torch.equal(weight, wanted[name].float()), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -198,12 +184,12 @@ def test_a_bare_one_drafts_as_it_was_written(family: str, tmp_path: Path, recwar
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_bare_one_computes_what_one_with_an_embedding_does(family: str) -> None:
-    """Guards against layers of the target that arrive in other places, and a sum of layers that begins with other
-    vectors than the family's own: not scaled, or scaled twice."""
+    """Guards against a sum of layers that begins with other vectors than the family's own: not scaled, or scaled
+    twice."""
     config = tiny_config(family)
     stock, target = stock_model(config), tiny_target(config)
     small = bare(target, layers=3)
-    copy_layers(small, target.decoder, target.head.weight)
+    small.model.get_decoder().load_state_dict(stock.get_decoder().state_dict(), strict=False)
     with torch.no_grad():
         torch.testing.assert_close(small.logits(small(IDS)), stock(IDS).logits, atol=1e-4, rtol=1e-4)
 

@@ -13,7 +13,6 @@ from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
-from outpace.models.layers.prepare import stock_weights
 from outpace.models.loading.weights import stock_attention
 from outpace.models.plain_decoder import stock_config
 from outpace.models.tokenizer import TextCodec
@@ -174,19 +173,3 @@ def make_small(config: "PretrainedConfig", seed: int) -> SmallLM:
 def make_bare(config: "PretrainedConfig", target: FrozenTarget, seed: int) -> BareLM:
     """As `make_small`, with the embedding and head of a target of the same width."""
     return BareLM(build_bare(config, torch.float32, stock_attention(config), seed), target)
-
-
-def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
-    """Copy the first layers, the final norm, and the embedding and head if it has them, of a larger model. `head`: [V,
-    H] of its LM head."""
-    twin: nn.Module = small.model.get_decoder()
-    with torch.no_grad():
-        for name, module in twin.named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            if own:
-                weights = stock_weights(decoder.get_submodule(name), module)
-                assert own.keys() == weights.keys(), "all layers of a family have the same weights"
-                for key, weight in own.items():
-                    weight.copy_(weights[key])
-        if (own_head := small.model.get_output_embeddings()) is not None:
-            own_head.weight.copy_(head)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.drafters.convert import DTYPES
-from outpace.drafters.draft_lm.net import BareLM, SmallLM, SmallSizes, copy_layers, make_bare, make_small, small_config
+from outpace.drafters.draft_lm.net import BareLM, SmallLM, SmallSizes, make_bare, make_small, small_config
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts
 from outpace.drafters.training.losses import ROWS_AT_ONCE, Compared, LossVocabulary, VocabularySettings, summed
@@ -23,11 +23,6 @@ from outpace.models.tokenizer import TextCodec
 class DraftLmNetSettings(SmallSizes):
     """A new draft model, of the target's family."""
 
-    start: Literal["random", "target-layers"] = Field(
-        default="random",
-        description="random weights; or target-layers, the target's embedding, norms, head and first layers, with all "
-        "its widths.",
-    )
     embedding: Literal["own", "target"] = Field(
         default="own",
         description="own, which is trained; or target: the target's embedding and head, which are neither trained nor "
@@ -36,10 +31,6 @@ class DraftLmNetSettings(SmallSizes):
 
     @model_validator(mode="after")
     def _check(self) -> "DraftLmNetSettings":
-        given = {name: getattr(self, name) for name in SmallSizes.model_fields if name != "layers"}
-        named = [f"{name}={value}" for name, value in given.items() if value is not None]
-        if self.start == "target-layers" and named:
-            raise ValueError(f"start='target-layers' takes all widths from the target; leave out {', '.join(named)}")
         if self.embedding == "target" and self.tie_word_embeddings is not None:
             raise ValueError(
                 f"embedding='target' takes the head from the target too; leave out "
@@ -54,14 +45,7 @@ class DraftLmObjectiveSettings(VocabularySettings):
     loss: Literal["kl", "tokens"] = Field(
         default="kl", description="kl from the target's distribution, or cross-entropy with the true tokens."
     )
-    temperature: float = Field(default=1.0, gt=0, description="Of both distributions of kl.")
     chain_depth: int = Field(default=8, ge=1, le=64, description="Drafts per round in simulations.")
-
-    @model_validator(mode="after")
-    def _check(self) -> "DraftLmObjectiveSettings":
-        if self.loss == "tokens" and self.temperature != 1:
-            raise ValueError(f"temperature={self.temperature} does not go with loss='tokens'; leave it out")
-        return self
 
 
 class DraftLmObjective(Objective):
@@ -123,12 +107,12 @@ class DraftLmObjective(Objective):
         return compared.shifted(self.net.logits(hidden, compared.ids).float())
 
     def _divergences(self, compared: Compared, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
-        """[2] sums: of KL(target || draft) at a temperature, and of right best tokens."""
-        logits, temperature = self._logits(compared, hidden), self.settings.temperature  # [R, K]
+        """[2] sums: of KL(target || draft), and of right best tokens."""
+        logits = self._logits(compared, hidden)  # [R, K]
         with torch.no_grad():
             scores = compared.shifted(self.target.logits(features, compared.ids).float())
-            log_target = torch.log_softmax(scores / temperature, dim=-1)
-        log_draft = torch.log_softmax(logits / temperature, dim=-1)
+            log_target = torch.log_softmax(scores, dim=-1)
+        log_draft = torch.log_softmax(logits, dim=-1)
         loss = torch.nn.functional.kl_div(log_draft, log_target, reduction="sum", log_target=True)
         return torch.stack((loss, _right(logits, truth)))
 
@@ -153,8 +137,6 @@ def build_draft_lm(
             f"hidden_size={config.hidden_size}: embedding='target' has vectors of {target.hidden_size}; leave it out"
         )
     small = make_bare(config, target, seed) if net.embedding == "target" else make_small(config, seed)
-    if net.start == "target-layers":
-        copy_layers(small, target.decoder, target.head)
     vocabulary = LossVocabulary.chosen(objective, facts, target.device, has_head=net.embedding == "own")
     return DraftLmObjective(small.to(target.device), target, objective, vocabulary)
 

@@ -1,17 +1,15 @@
-"""Replace a model's layers by faster and batch-invariant ones, and read the original weights back from them."""
+"""Replace a model's layers by faster and batch-invariant ones."""
 
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.blocks import BlockEmbedding
-from outpace.kernels.linear import KernelLinear
 from outpace.lib.stages import stage
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
-from outpace.models.layers.experts import PackedExperts, PackedRouter, pack_experts
-from outpace.models.layers.linear import Make, PackedLinear, SiblingLinear, is_conv1d, layers_for, pack_linears
+from outpace.models.layers.experts import pack_experts
+from outpace.models.layers.linear import Make, layers_for, pack_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,47 +92,3 @@ def pack_activations(module: nn.Module) -> None:
             setattr(module, name, RowwiseActivation(child))
         else:
             pack_activations(child)
-
-
-def stock_weights(layer: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
-    """A layer's own weights under the names and in the shapes of its stock form, bit for bit.
-
-    Args:
-        layer: of a decoder, replaced or not.
-        stock: the same layer of a model whose layers were not replaced.
-    """
-    if isinstance(layer, PackedLinear | KernelLinear):
-        weight = _unpacked(layer)
-        return _named(weight.T if is_conv1d(stock) else weight, _bias(layer))
-    if isinstance(layer, SiblingLinear):
-        start = sum(layer.sizes[: layer.index])
-        rows, bias = slice(start, start + layer.sizes[layer.index]), _bias(layer.together)
-        return _named(_unpacked(layer.together)[rows], None if bias is None else bias[rows])
-    if isinstance(layer, BlockEmbedding):
-        return _named(layer.weight, None)
-    if isinstance(layer, PackedExperts):
-        stacks = {"gate_up_proj": layer.gate_up, "down_proj": layer.down}
-        return {name: torch.stack([_unpacked(expert) for expert in stack]) for name, stack in stacks.items()}
-    if isinstance(layer, PackedRouter):
-        return _named(_unpacked(layer.product), None)
-    return {name: weight.detach() for name, weight in layer.named_parameters(recurse=False)}
-
-
-def _named(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-
-
-def _unpacked(layer: nn.Module) -> Tensor:
-    """[out, in]: reordering is exact, so it can be reversed."""
-    if isinstance(layer, KernelLinear):
-        return layer.unpacked()
-    assert isinstance(layer, PackedLinear)
-    weight: Tensor = layer.packed.to_dense()
-    return weight
-
-
-def _bias(layer: nn.Module) -> Tensor | None:
-    if isinstance(layer, KernelLinear):
-        return None if layer.bias is None else layer.bias[: layer.outputs].to(layer.dtype)
-    found: Tensor | None = layer.bias  # type: ignore[assignment]
-    return found

@@ -35,17 +35,10 @@ CODEC = TextCodec(byte_tokenizer(), "tiny")
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "kl": ({"layers": 1}, {}),
     "tokens": ({"layers": 1}, {"loss": "tokens"}),
-    "from-layers": ({"layers": 2, "start": "target-layers"}, {"temperature": 1.5, "chain_depth": 5}),
     "bare": ({"layers": 1, "embedding": "target", "intermediate_size": 64, "kv_heads": 1}, {}),
-    "bare-tokens": ({"layers": 1, "embedding": "target"}, {"loss": "tokens"}),
-    "bare-from-layers": ({"layers": 2, "embedding": "target", "start": "target-layers"}, {"chain_depth": 5}),
+    "bare-tokens": ({"layers": 1, "embedding": "target"}, {"loss": "tokens", "chain_depth": 5}),
 }
 
-# Drafters of a target of two layers: those that have all of them, and others.
-WHOLE: dict[str, dict[str, Any]] = {
-    "the whole target": {"start": "target-layers"},
-    "all layers": {"start": "target-layers", "embedding": "target"},
-}
 SMALL: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 24},
     "small on the target's embedding": {"embedding": "target", "intermediate_size": 24, "heads": 3, "kv_heads": 1},
@@ -85,15 +78,12 @@ def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
             weight.mul_(2)  # a distribution far from uniform
     terms = objective(batch, 0.5)
     loss, count, right = 0.0, 0, 0
-    temperature = objective.settings.temperature
     for ids, mask, features in zip(batch.ids, batch.mask, batch.features.double(), strict=True):
         for at in range(int(mask.nonzero()[0]) - 1, int(mask.nonzero()[-1])):
             with torch.no_grad():
                 scores = scores_of(objective.net, ids[: at + 1]).double()
             aim = int(ids[at + 1])
-            q = (scores / temperature).exp() / (scores / temperature).exp().sum()
-            p = (tiny.frozen().head.double() @ features[at] / temperature).exp()
-            p = p / p.sum()
+            q, p = scores.softmax(dim=0), (tiny.frozen().head.double() @ features[at]).softmax(dim=0)
             loss -= float(q[aim].log()) if kind.endswith("tokens") else float((p * (q / p).log()).sum())
             count, right = count + 1, right + int(scores.argmax() == aim)
     assert (terms["weight"].item(), terms["right"].item()) == (count, right)
@@ -102,19 +92,13 @@ def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "start", "gain"),
-    [
-        ("kl", 1.1, 0.75),
-        ("tokens", 1.1, 0.75),
-        ("from-layers", 1.5, 1.1),
-        ("bare", 1.1, 0.6),
-        ("bare-from-layers", 1.5, 1.0),
-    ],
+    ("kind", "gain"),
+    [("kl", 0.75), ("tokens", 0.75), ("bare", 0.6)],
 )
-def test_training_helps(kind: str, start: float, gain: float) -> None:
+def test_training_helps(kind: str, gain: float) -> None:
     """Guards against a loss that falls while nothing useful is learned. Measured gains are 1.25 times the bound."""
     before, after = (pairs.played(one).tokens_per_step for one in (fresh(kind), trained(kind)))
-    assert before < start
+    assert before < 1.1
     assert after > before + gain
 
 
@@ -141,14 +125,13 @@ def test_hits_do_not_depend_on_how_anchors_are_grouped() -> None:
         assert torch.equal(torch.cat([objective.hits(batch, group) for group in anchors.split(size)]), whole)
 
 
-@pytest.mark.parametrize("kind", [*WHOLE, *SMALL])
+@pytest.mark.parametrize("kind", SMALL)
 def test_a_folder_drafts_for_a_loaded_model(kind: str, tmp_path: Path) -> None:
     """Guards against a drafter that `outpace.load` does not take."""
     folder = save_tiny_model(tmp_path / "target", "qwen2", num_hidden_layers=2)
     model = outpace.load(str(folder), "plain", dtype="float32", device="cpu")
-    sizes = WHOLE[kind] if kind in WHOLE else SMALL[kind]
     target = FrozenTarget(model.target)  # type: ignore[arg-type]
-    objective = build_draft_lm(DraftLmNetSettings(**sizes), DraftLmObjectiveSettings(), target, tiny.facts(), 0)
+    objective = build_draft_lm(DraftLmNetSettings(**SMALL[kind]), DraftLmObjectiveSettings(), target, tiny.facts(), 0)
     objective.net.write(tmp_path / "draft", model.codec, torch.float32)
     drafting = outpace.load(
         str(folder), "linear:budget=8", drafter=str(tmp_path / "draft"), dtype="float32", device="cpu"
@@ -163,7 +146,6 @@ def test_a_folder_drafts_for_a_loaded_model(kind: str, tmp_path: Path) -> None:
     batch = collate([sample], (1,), [target.features(ids[None], (len(ids),), objective.taps)[0]])
     played = simulate(objective, [batch])
     assert (played.tokens, played.rounds) == (39, answer.metrics.steps)
-    assert (played.rounds == 5) == (kind in WHOLE)
 
 
 def test_other_engines_take_no_ranked_vocabulary_for_weights(tmp_path: Path) -> None:
@@ -178,7 +160,7 @@ def test_other_engines_take_no_ranked_vocabulary_for_weights(tmp_path: Path) -> 
 def test_sizes_that_do_not_fit_the_target_are_refused() -> None:
     """Guards against layers that nothing fills, a traceback in the first step, and a width that is quietly another than
     asked for."""
-    deep = DraftLmNetSettings(layers=4, start="target-layers")
+    deep = DraftLmNetSettings(layers=4)
     wrong, right = (DraftLmNetSettings(embedding="target", hidden_size=size) for size in (24, 48))
     own = DraftLmObjectiveSettings(), tiny.frozen(), tiny.facts(), 0
     with pytest.raises(InvalidRequest, match="layers=4: the target has 3"):
