@@ -146,7 +146,7 @@ SIZES = ("intermediate_size", "heads", "kv_heads", "head_dim", "draft_vocab_size
         ("medusa", "net.heads=0 net.layers=0 net.head=mine net.depth=3"),
         ("medusa", "objective.decay=0.0 objective.decay=1.1 objective.decay=nan"),
         ("eagle3", "objective.steps=0 objective.steps=1000 objective.decay=0 objective.decay=1.5 objective.decay=nan"),
-        ("eagle3", "objective.labels=logits objective.chain_depth=0 objective.step=7"),
+        ("eagle3", "objective.chain_depth=0 objective.step=7"),
         ("eagle3", " ".join(f"net.{size}={value}" for size in SIZES for value in (0, -3, "many", 2**30))),
         ("dart", "objective.anchors=0 objective.gamma=0 objective.gamma=-1 objective.gamma=inf objective.gammas=4"),
     ],

@@ -7,7 +7,6 @@ anchor's and the earlier rows of its own chain; chains are independent, and all 
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
 
 import torch
 from pydantic import Field
@@ -50,11 +49,6 @@ class Eagle3ObjectiveSettings(VocabularySettings):
 
     steps: int = Field(default=7, ge=1, le=MOST_STEPS, description="Of the unrolled chain.")
     decay: float = Field(default=0.8, gt=0, le=1, description="Step i, from 0, weighs decay ** i.")
-    labels: Literal["target-softmax", "tokens"] = Field(
-        default="target-softmax",
-        description="target-softmax: the target's distribution over the draft vocabulary, where that holds its best "
-        "token; tokens: the true tokens, where they are in it.",
-    )
     chain_depth: int | None = Field(
         default=None, ge=1, le=MOST_STEPS, description="Tokens per round in simulations; None for steps."
     )
@@ -75,12 +69,10 @@ class Eagle3Objective(PairObjective):
         settings: Eagle3ObjectiveSettings,
         vocabulary: LossVocabulary | None = None,
     ) -> None:
-        is_soft = settings.labels == "target-softmax"
-        taps = net.config.taps_of(target.layers)
         # The last tap is what the target's head reads, from which its distribution is computed.
-        depth = settings.chain_depth or settings.steps
-        super().__init__(net, target, (*taps, target.layers) if is_soft else taps, depth, vocabulary)
-        self.settings, self._is_soft = settings, is_soft
+        taps = (*net.config.taps_of(target.layers), target.layers)
+        super().__init__(net, target, taps, settings.chain_depth or settings.steps, vocabulary)
+        self.settings = settings
 
     @property
     def layout(self) -> str:
@@ -109,15 +101,10 @@ class Eagle3Objective(PairObjective):
             ],
             dim=1,
         ) * settings.decay ** torch.arange(steps, device=rows.device)  # [A, steps]
-        if self._is_soft:
-            truth = batch.features[rows, positions, self.net.config.joined_size :]  # [A, H]
-        else:
-            truth = batch.ids[rows, positions + 1]  # [A]
+        truth = batch.features[rows, positions, self.net.config.joined_size :]  # [A, H]
         by_label = [made.roll(step, dims=0) for step, made in enumerate(hidden)]
         compared = self.vocabulary.draw(batch.step_seed)
-        places, known = compared.labels(batch.ids[rows, positions + 1])
-        if compared.ids is not None and not self._is_soft:
-            truth = places
+        known = compared.labels(batch.ids[rows, positions + 1])[1]
         at_once = max(1, compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size) // steps)
         pieces = [weights * known[:, None], truth, *by_label]
         loss, weight, accuracy = summed(partial(self._losses, compared), pieces, at_once)
@@ -171,16 +158,12 @@ class Eagle3Objective(PairObjective):
 
     @torch.no_grad()
     def _labels(self, compared: Compared, truth: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels of the cross-entropy, distributions [R, Vd] or ids [R], and the label's best draft id [R] or -1."""
+        """The target's distributions [R, Vd] over the draft vocabulary, from inputs of its head [R, H]; and [R] the
+        draft id of its best token, -1 where there is none."""
         if compared.ids is not None:
-            if not self._is_soft:
-                return truth, truth
             distributions = compared.shifted(self.target.logits(truth, compared.ids).float()).softmax(dim=-1)
             return distributions, distributions.argmax(dim=-1)
         ids, drafts = self._vocabulary()
-        if not self._is_soft:
-            best = drafts[truth]
-            return best.clamp(min=0), best
         logits = self.target.logits(truth).float()  # [R, V]
         return logits[:, ids].softmax(dim=-1), drafts[logits.argmax(dim=-1)]
 

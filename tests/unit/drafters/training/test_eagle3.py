@@ -69,15 +69,13 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
                 states, hidden = net(net.embed(tokens, lambda ids: table[ids]), states, positions, attend)
                 states, log_probs = states[-1:], (scored(hidden[-1]) + shift).log_softmax(dim=-1)
                 tokens, positions = ids[at : at + 1], torch.tensor([at - 1])
-                said = head @ features[at - 1, joined:] if settings.labels == "target-softmax" else None
-                best = int(ids[at] if said is None else said.argmax())
+                said = head @ features[at - 1, joined:]
                 ranked = objective.vocabulary.ranked
+                best = int(said.argmax())
                 if best not in ids_of or (ranked is not None and best not in ranked):
                     continue
-                distribution = torch.eye(len(ids_of))[ids_of.index(best)]
-                if said is not None:
-                    distribution = (said[ids_of] + shift).softmax(dim=-1)
-                    best = ids_of[int(distribution.argmax())]
+                distribution = (said[ids_of] + shift).softmax(dim=-1)
+                best = ids_of[int(distribution.argmax())]
                 share = settings.decay**step
                 loss -= share * float(distribution.double() @ log_probs)
                 weight += share
@@ -85,14 +83,11 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
     return loss, weight, accuracy
 
 
-@pytest.mark.parametrize("labels", ["target-softmax", "tokens"])
 @pytest.mark.parametrize("net", [{}, {"draft_vocab_size": 12}, VARIANTS], ids=["plain", "reduced", "variants"])
-def test_the_loss_is_that_of_each_chain_alone(
-    net: dict[str, Any], labels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_is_that_of_each_chain_alone(net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against steps that see other chains' rows, positions, tokens or labels off by one."""
     monkeypatch.setattr(attention, "ROWS_AT_ONCE", 20)
-    objective = objective_of(3, net, labels=labels)
+    objective = objective_of(3, net)
     with torch.no_grad():  # wide weights: at 0.02 attention adds next to nothing
         for weight in objective.net.parameters():
             weight.mul_(8.0) if weight.ndim == 2 else weight.mul_(1 + 0.3 * torch.randn_like(weight))
@@ -103,11 +98,10 @@ def test_the_loss_is_that_of_each_chain_alone(
     assert [found[name].requires_grad for name in ("loss", "weight", "accuracy")] == [True, False, False]
 
 
-@pytest.mark.parametrize("labels", ["target-softmax", "tokens"])
 @pytest.mark.parametrize("limits", [{}, {"vocabulary": 20}, {"vocabulary": 12, "sampled": 9}])
-def test_the_target_may_lend_its_head(labels: str, limits: dict[str, int]) -> None:
+def test_the_target_may_lend_its_head(limits: dict[str, int]) -> None:
     """Guards against a borrowed head that is scored whole, and rare tokens learned as others."""
-    objective = objective_of(3, {"own_head": False}, labels=labels, steps=4, **limits)
+    objective = objective_of(3, {"own_head": False}, steps=4, **limits)
     assert objective.net.lm_head is None
     assert objective.net.config.draft_vocab_size == tiny.VOCAB
     batch = pairs.some(objective.taps)
@@ -198,8 +192,8 @@ def test_taps_are_the_usual_ones_that_a_target_has() -> None:
         objective = build_eagle3(Eagle3NetSettings(), Eagle3ObjectiveSettings(), target, tiny.facts(), 0)
         assert objective.net.config.taps == taps
         assert objective.taps == (*taps, layers)
-        two, tokens = Eagle3NetSettings(taps=(0, 1)), Eagle3ObjectiveSettings(labels="tokens")
-        assert build_eagle3(two, tokens, target, tiny.facts(), 0).taps == (0, 1)
+        two = Eagle3NetSettings(taps=(0, 1))
+        assert build_eagle3(two, Eagle3ObjectiveSettings(), target, tiny.facts(), 0).taps == (0, 1, layers)
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

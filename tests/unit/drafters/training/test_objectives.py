@@ -35,7 +35,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dart": ("dart", {"draft_vocab_size": 12}, {}),
     "eagle3": ("eagle3", {"draft_vocab_size": 12}, {}),
     "eagle3-variants": ("eagle3", VARIANTS, {}),
-    "eagle3-tokens": ("eagle3", VARIANTS | {"draft_vocab_size": 12}, {"labels": "tokens"}),
     "headless": ("eagle3", {"own_head": False}, {"vocabulary": 20}),
     **{f"medusa-{head}": ("medusa", {"head": head}, {}) for head in ("own", "shared", "target")},
     **{f"draft-lm-{name}": ("draft-lm", *one) for name, one in DRAFT_LMS.items()},
