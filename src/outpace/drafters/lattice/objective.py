@@ -1,20 +1,20 @@
 """Training of the lattice drafter: DFlash's blocks, with scores of pairs above them.
 
-    L = (1 - mix) L_base + mix (L_pair + total_variation * TV)
+    L = (1 - mix) L_base + mix (L_pair + TV)
 
 L_base is the cross-entropy of the base logits. L_pair is that of the scores of pairs, over the candidates of each depth
-and the entry for all other ids, after the token that the target chose before. Scores depend on nothing but neighbours,
-so feeding the true tokens is exact. A true token that is no candidate belongs to the entry for all others, as in
-drafting. Making it a candidate would show which one is true: on the tests' tiny target it accepted 4 % fewer tokens per
-step, with probabilities that were too high.
+and the entry for all other ids, after the token that the target chose before. TV, with labels=target-softmax, is the
+total variation distance over the same entries. Scores depend on nothing but neighbours, so feeding the true tokens is
+exact. A true token that is no candidate belongs to the entry for all others, as in drafting. Making it a candidate
+would show which one is true: on the tests' tiny target it accepted 4 % fewer tokens per step, with probabilities that
+were too high.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.dflash.objective import (
@@ -51,15 +51,6 @@ class LatticeObjectiveSettings(DFlashObjectiveSettings):
 
     anchors: int = Field(default=256, ge=1, description="Most blocks per sequence, drawn anew in every epoch.")
     mix: float = Field(default=0.5, gt=0, lt=1, description="Share of the scores of pairs in the loss.")
-    total_variation: float = Field(
-        default=1.0, ge=0, description="Weight of the total variation distance, with labels=target-softmax."
-    )
-
-    @model_validator(mode="after")
-    def _check_labels(self) -> Self:
-        if self.labels == "tokens" and self.total_variation != 1.0:
-            raise ValueError(f"total_variation={self.total_variation}: does nothing with labels=tokens; leave it out")
-        return self
 
 
 class LatticeObjective(DFlashObjective):
@@ -111,7 +102,7 @@ class LatticeObjective(DFlashObjective):
         log_probs = torch.cat((moved, others[:, None]), dim=1).log_softmax(dim=1)
         losses = -(wanted * log_probs).sum(dim=1)
         if is_soft:
-            losses = losses + self.settings.total_variation * (log_probs.exp() - wanted).abs().sum(dim=1) / 2
+            losses = losses + (log_probs.exp() - wanted).abs().sum(dim=1) / 2
         return losses
 
     def _pairs(self, before: Tensor, hidden: Tensor, ids: Tensor) -> Tensor:

@@ -102,7 +102,6 @@ class TrainingSettings(Section):
         description="Measurements without improvement before training stops early; None never stops early. They count "
         "once the loss no longer changes: in Domino's curriculum, when lambda is small.",
     )
-    min_gain: float = Field(default=0.0, ge=0, description="Smallest improvement, in tokens per step.")
     dtype: Literal["bfloat16", "float32", "float16"] = Field(default="bfloat16", description="Of the drafter's files.")
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of weights, order and anchors.")
 
