@@ -54,10 +54,10 @@ class DartObjective(PairObjective):
         hidden = self._draft(batch, anchors)
 
         def losses(hidden: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-            return weighted_cross_entropy(self.net.logits(hidden), labels, weights)
+            return weighted_cross_entropy(self.net.logits(hidden), labels, weights)[None]
 
         rows = hidden.flatten(0, 1), labels.clamp(min=0).flatten(), weights.flatten()
-        return {"loss": summed(losses, rows), "weight": weights.sum()}
+        return {"loss": summed(losses, rows, (self.net.lm_head.weight,))[0], "weight": weights.sum()}
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:

@@ -28,7 +28,7 @@ from outpace.drafters.training.losses import (
     depth_weights,
     paced_weights,
     row_losses,
-    summed_with_gradients,
+    summed,
 )
 from outpace.drafters.training.objective import Objective, initialise, layer_sizes
 from outpace.drafters.training.settings import Section
@@ -149,7 +149,7 @@ class DFlashObjective(Objective):
             weights = rows.weigh(cells, accepted)
             return torch.stack([(found * weights).sum(), weights.sum()])
 
-        return summed_with_gradients(losses, (hidden[rows.own], rows.truth, rows.cells), at_once=rows.at_once)
+        return summed(losses, (hidden[rows.own], rows.truth, rows.cells), at_once=rows.at_once)
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:

@@ -14,7 +14,7 @@ from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Layer, DFlash2Net
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts
-from outpace.drafters.training.losses import LossVocabulary, row_losses, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.losses import LossVocabulary, row_losses, summed, weighted_cross_entropy
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
@@ -54,7 +54,7 @@ class DFlash2Objective(NeighbourObjective):
             return torch.stack([base + selector, weights.sum(), base, selector])
 
         pieces = (hidden, head.left(before, hidden), rows.truth, places, rows.cells)
-        return summed_with_gradients(losses, pieces, (right,), rows.at_once)
+        return summed(losses, pieces, (right,), rows.at_once)
 
 
 def build_dflash2(

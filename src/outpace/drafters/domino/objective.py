@@ -25,7 +25,7 @@ from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts
-from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, row_losses, summed_with_gradients
+from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, row_losses, summed
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
@@ -107,7 +107,7 @@ class DominoObjective(DFlashObjective):
 
         own = rows.own
         pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.cells)
-        return summed_with_gradients(losses, pieces, tuple(self.net.head.embed_proj.parameters()), rows.at_once)
+        return summed(losses, pieces, tuple(self.net.head.embed_proj.parameters()), rows.at_once)
 
     def may_stop(self, progress: float) -> bool:
         """Once lambda is small: before, the loss depends little on the head."""

@@ -64,6 +64,11 @@ class SmallLM(nn.Module):
         logits = nn.functional.linear(hidden, weight, bias)
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
+    @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """What `logits` reads that learns."""
+        return tuple(self.model.get_output_embeddings().parameters())
+
     def empty_copy(self) -> "SmallLM":
         """Another model of the same sizes, on the CPU."""
         return make_small(self.model.config, 0)
@@ -100,6 +105,10 @@ class BareLM(SmallLM):
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.target.logits(hidden, ids)
+
+    @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        return ()
 
     def empty_copy(self) -> "BareLM":
         return make_bare(self.model.config, self.target, 0)

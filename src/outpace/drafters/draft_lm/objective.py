@@ -73,7 +73,7 @@ class DraftLmObjective(Objective):
             rows.append(batch.features[:, :-1][own])
         loss = self._divergences if self.settings.loss == "kl" else self._cross_entropies
         at_once = compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size)
-        sums = summed(partial(loss, compared), rows, at_once)
+        sums = summed(partial(loss, compared), rows, self.net.head_weights, at_once)
         return {"loss": sums[0], "weight": own.sum().float(), "right": sums[1].detach()}
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts
-from outpace.drafters.training.losses import LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.losses import LossVocabulary, summed, weighted_cross_entropy
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
@@ -69,7 +69,7 @@ class DSparkObjective(NeighbourObjective):
             return torch.stack([CE_SHARE * ce + DISTANCE_SHARE * apart + unsure, weights.sum(), ce, apart, unsure])
 
         pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.cells)
-        return summed_with_gradients(losses, pieces, (right,), rows.at_once)
+        return summed(losses, pieces, (right,), rows.at_once)
 
 
 def build_dspark(

@@ -107,7 +107,8 @@ class Eagle3Objective(PairObjective):
         known = compared.labels(batch.ids[rows, positions + 1])[1]
         at_once = max(1, compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size) // steps)
         pieces = [weights * known[:, None], truth, *by_label]
-        loss, weight, accuracy = summed(partial(self._losses, compared), pieces, at_once)
+        head = () if self.net.lm_head is None else (self.net.lm_head.weight,)
+        loss, weight, accuracy = summed(partial(self._losses, compared), pieces, head, at_once)
         return {"loss": loss, "weight": weight.detach(), "accuracy": accuracy.detach()}
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors
-from outpace.drafters.training.losses import LossVocabulary, losses_and_candidates, summed_with_gradients
+from outpace.drafters.training.losses import LossVocabulary, losses_and_candidates, summed
 from outpace.drafters.training.objective import initialise
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
@@ -74,7 +74,7 @@ class LatticeObjective(DFlashObjective):
             return torch.stack([(1 - mix) * base + mix * pair, weights.sum(), base, pair])
 
         pieces = hidden[rows.own], before[rows.own], rows.truth, rows.cells
-        return summed_with_gradients(losses, pieces, tuple(self.net.pair_head.parameters()), rows.at_once)
+        return summed(losses, pieces, tuple(self.net.pair_head.parameters()), rows.at_once)
 
     @torch.no_grad()
     def _candidates(self, scores: Tensor) -> Tensor:

@@ -73,8 +73,9 @@ class MedusaObjective(Objective):
         hidden = self.net(states)  # [A, depth, H]
         for at in range(self.depth):
             right = truth[own[:, at], at]  # [R]
-            losses = partial(self._cross_entropies, at)
-            parts.append(summed(losses, (hidden[own[:, at], at], right, weights[at].expand(len(right)))))
+            losses, layer = partial(self._cross_entropies, at), self._layer(at)
+            pieces = hidden[own[:, at], at], right, weights[at].expand(len(right))
+            parts.append(summed(losses, pieces, () if layer is None else (layer,))[0])
         shown = {f"head_{at + 1}": part.detach() for at, part in enumerate(parts)}
         return {"loss": torch.stack(parts).sum(), "weight": (own * weights).sum(), **shown}
 
@@ -92,14 +93,19 @@ class MedusaObjective(Objective):
         return states.to(next(self.net.parameters()).dtype), truth, own & (anchors.positions > 0)[:, None]
 
     def _cross_entropies(self, at: int, hidden: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-        return weighted_cross_entropy(self._logits(at, hidden), truth, weights)
+        return weighted_cross_entropy(self._logits(at, hidden), truth, weights)[None]
 
     def _logits(self, at: int, hidden: Tensor) -> Tensor:
         """Logits [R, V] of head `at`, from its outputs [R, H]."""
+        layer = self._layer(at)
+        return self.target.logits(hidden) if layer is None else torch.nn.functional.linear(hidden, layer)
+
+    def _layer(self, at: int) -> Tensor | None:
+        """[V, H] the vocabulary layer of head `at`; None for the target's."""
         if self.net.config.head == "target":
-            return self.target.logits(hidden)
+            return None
         layers = self.net.vocabulary_layers()
-        return torch.nn.functional.linear(hidden, layers[at if len(layers) > 1 else 0])
+        return layers[at if len(layers) > 1 else 0]
 
 
 def build_medusa(

@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from outpace.drafters.ranked_vocabulary import rank_tokens
 from outpace.drafters.training.batch import Facts
@@ -29,27 +28,19 @@ FEW_ROWS, GPU_SCORES = 256, 2**26
 piece costs its launches."""
 
 
-def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int = ROWS_AT_ONCE) -> Tensor:
-    """The sum of a loss over rows. Logits are recomputed in the backward pass, so they are never all in memory.
-    `compute`: gets a piece of each tensor and returns sums of losses, a scalar or [S]. `rows`: tensors [R, ...], split
-    into the same pieces."""
-    pieces = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
-    # Losses draw no random numbers, so no generator state has to be kept.
-    parts = [checkpoint(compute, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-    return torch.stack(parts).sum(dim=0)
-
-
-def summed_with_gradients(
+def summed(
     compute: Callable[..., Tensor],
     rows: Sequence[Tensor],
     weights: Sequence[Tensor] = (),
-    at_once: int | list[int] = FEW_ROWS,
+    at_once: int | list[int] = ROWS_AT_ONCE,
 ) -> Tensor:
-    """Like `summed`, but computes nothing twice: a piece's gradients are computed together with its loss.
+    """The sum of a loss over rows. A piece's gradients are computed together with its loss, so logits are never all in
+    memory, and nothing is computed twice.
 
     Args:
         compute: gets a piece of each tensor and returns sums [S]; the first is the loss.
         rows: tensors [R, ...], split into the same pieces.
+        weights: that `compute` reads besides, and that learn.
         at_once: rows of a piece, or of each.
 
     Returns:

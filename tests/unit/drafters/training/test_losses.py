@@ -1,7 +1,6 @@
 """Sums of losses in pieces: values and gradients are those of the whole at once."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from outpace.drafters.training.losses import (
     paced_weights,
     row_losses,
     summed,
-    summed_with_gradients,
     weighted_cross_entropy,
 )
 from outpace.lib.errors import InvalidRequest
@@ -37,9 +35,8 @@ def stock(hidden: Tensor, targets: Tensor, weights: Tensor, vocabulary: Tensor) 
     return (nn.functional.cross_entropy(hidden @ vocabulary.T, targets, reduction="none") * weights).sum()
 
 
-@pytest.mark.parametrize("make", [summed, summed_with_gradients])
 @pytest.mark.parametrize("at_once", [1, 4, 100])
-def test_pieces_add_up(make: Callable[..., Tensor], at_once: int) -> None:
+def test_pieces_add_up(at_once: int) -> None:
     """Guards against rows lost or counted twice between pieces, and gradients that miss the factor of the loss."""
     hidden, targets, weights, vocabulary = rows()
     whole = stock(hidden, targets, weights, vocabulary)
@@ -49,11 +46,7 @@ def test_pieces_add_up(make: Callable[..., Tensor], at_once: int) -> None:
         learned = weighted_cross_entropy(hidden @ vocabulary.T, targets, weights)
         return torch.stack([learned, weights.sum()])
 
-    pieces = (hidden, targets, weights)
-    if make is summed:
-        found = summed(losses, pieces, at_once)
-    else:
-        found = summed_with_gradients(losses, pieces, (vocabulary,), at_once)
+    found = summed(losses, (hidden, targets, weights), (vocabulary,), at_once)
     assert found[0].item() == pytest.approx(whole.item(), rel=1e-12)
     assert found[1].item() == pytest.approx(weights.sum().item(), rel=1e-12)
     for gradient, true in zip(torch.autograd.grad(found[0] * 0.3, (hidden, vocabulary)), expected, strict=True):
@@ -68,12 +61,12 @@ def test_what_is_shown_is_not_learned() -> None:
         learned = weighted_cross_entropy(hidden @ vocabulary.T, targets, weights)
         return torch.stack([learned, learned * 5])
 
-    found = summed_with_gradients(losses, (hidden, targets, weights), (vocabulary,), 4)
+    found = summed(losses, (hidden, targets, weights), (vocabulary,), 4)
     gradients = torch.autograd.grad(found[0] + found[1], (hidden, vocabulary))
     expected = torch.autograd.grad(stock(hidden, targets, weights, vocabulary), (hidden, vocabulary))
     assert all(torch.allclose(one, other) for one, other in zip(gradients, expected, strict=True))
     with torch.no_grad():
-        again = summed_with_gradients(losses, (hidden, targets, weights), (vocabulary,), 4)
+        again = summed(losses, (hidden, targets, weights), (vocabulary,), 4)
     assert torch.equal(again, found)
     assert not again.requires_grad
 
@@ -82,7 +75,7 @@ def test_a_forgotten_weight_is_refused() -> None:
     """Guards against a weight that is said to be read but is not, so that it would never learn."""
     hidden, targets, weights, vocabulary = rows()
     with pytest.raises(RuntimeError, match="not have been used"):
-        summed_with_gradients(
+        summed(
             lambda hidden, targets, weights: weighted_cross_entropy(hidden, targets, weights)[None],
             (hidden, targets % WIDTH, weights),
             (vocabulary,),
