@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outpace.api import Model
 
 OURS, VLLM = "outpace", "vllm"
-LIMITS = ("max_queue", "timeout", "send_timeout", "max_body", "max_methods", "drain_timeout", "log_prompts")
+LIMITS = ("max_queue", "timeout", "send_timeout", "max_body", "drain_timeout", "log_prompts")
 
 
 @from_settings(

@@ -89,9 +89,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/outpace/methods")
     async def all_methods() -> dict[str, Any]:
         """What requests may name as their method."""
-        _ = service.model
+        default = service.model.method_name
         rows = [{"name": name, "summary": method.summary, "needs": method.needs} for name, method in methods().items()]
-        return {"default": service.methods.default, "methods": rows}
+        return {"default": default, "methods": rows}
 
     @app.get("/v1/outpace/info")
     async def info() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
             "version": __version__,
             "model": service.settings.names[0],
             "drafter": model.drafter,
-            "method": service.methods.default,
+            "method": model.method_name,
             "exactness": {"kind": model.exactness.kind, "reason": model.exactness.reason},
             "max_model_len": model.target.max_length,
             "max_num_seqs": model.target.max_slots,

@@ -14,7 +14,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
-from outpace.serve.service import Order, Service
+from outpace.serve.service import Order, Service, drafting
 from outpace.serve.tool_calls import OPEN, arguments_of, call_grammar
 
 Body = TypeVar("Body", bound=SharedFields)
@@ -74,7 +74,7 @@ def ordered(service: Service, body: SharedFields) -> Order:
         raise refused("outpace.trace", "only with stream=true")
     if options.trace and (body.n or 1) > 1:
         raise refused("outpace.trace", "of one answer at a time: n=1")
-    method, proposer, budget = service.methods.drafting(options.method, options.budget)
+    method, proposer, budget = drafting(model, options.method, options.budget)
     prompts = _prompts(model, body)
     params = _params(model, body, _limit(body, prompts, model.target.max_length))
     return Order(prompts, params, method, proposer, budget)

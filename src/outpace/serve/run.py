@@ -168,11 +168,12 @@ class DrainingServer(uvicorn.Server):
         service.log.info("loading", model=service.settings.names[0])
         end_loads_if(lambda: service.is_draining)
         try:
-            service.open(await asyncio.to_thread(self._load))
+            model = await asyncio.to_thread(self._load)
+            service.open(model)
         except KeyboardInterrupt:  # from the load's thread, which was ended
             return
         except Exception as error:
             service.load_error = error
             self.should_exit = True
         else:
-            service.log.info("ready", method=service.methods.default)
+            service.log.info("ready", method=model.method_name)

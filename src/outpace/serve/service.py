@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 from outpace.api import Model, resolved
@@ -15,7 +14,7 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import NOTHING, SHIPPED
 from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method
+from outpace.methods.catalog import MethodLike, MethodSpec, parse_method
 from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import EngineThread, Inbox, Job
 from outpace.serve.errors import ApiError, from_engine, unavailable
@@ -26,38 +25,16 @@ OF_FILES = ("corpus", "ngrams", "vocabulary", "warm")
 """Options that name files of the server, which requests must not read."""
 
 
-class MethodNames:
-    """The methods that requests name: at most `limit` different ones, and none whose options name files, but for the
-    server's own default."""
-
-    def __init__(self, model: Model, limit: int) -> None:
-        self._model, self._limit = model, limit
-        self._kept: dict[str, Proposer] = {}  # held, so that the model keeps all of them
-        self._adding = Lock()
-
-    @property
-    def default(self) -> str:
-        return name_of(self._model.method)
-
-    def drafting(self, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
-        """A method's canonical name; its proposer, built at its first request; and the budget, as of
-        `Model.drafting`."""
-        default: MethodLike = self._model.method
-        if name is None or name == self.default:
-            return self.default, *self._model.drafting(default, budget)
-        spec = self._model.drafters.settled(name)
-        if spec == (parse_method(default) if isinstance(default, str) else default):
-            return self.default, *self._model.drafting(default, budget)
-        _check_files(name, spec)
-        key = str(spec)
-        with self._adding:
-            if key not in self._kept and len(self._kept) >= self._limit:
-                raise InvalidRequest(
-                    f"method={name!r}: this server keeps {self._limit} methods and has them: use "
-                    f"{', '.join((self.default, *sorted(self._kept)))}, or start it with a larger --max-methods"
-                )
-            self._kept[key], budget = self._model.drafting(spec, budget)
-            return key, self._kept[key], budget
+def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
+    """The canonical name of a method that a request names, by default the model's; its proposer, built at its first
+    request; and the budget, as of `Model.drafting`. None may name files of the server but the model's own default."""
+    default: MethodLike = model.method
+    if name is not None and name != model.method_name:
+        spec = model.drafters.settled(name)
+        if spec != (parse_method(default) if isinstance(default, str) else default):
+            _check_files(name, spec)
+            return str(spec), *model.drafting(spec, budget)
+    return model.method_name, *model.drafting(default, budget)
 
 
 WORDS = {"vocabulary": (EVERY_ID,), "warm": (SHIPPED, NOTHING)}
@@ -99,8 +76,7 @@ class Service:
         self.load_error: Exception | None = None
         self._model: Model | None = None
         self._thread: EngineThread | None = None
-        self.methods: MethodNames  # from `open` on, like the pieces
-        self.pieces: Pieces
+        self.pieces: Pieces  # from `open` on
         self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
         self._admitted = 0  # samples
         self._read = 0  # requests that are not admitted yet, whose bodies are held
@@ -111,7 +87,6 @@ class Service:
         self.metrics.open(model)
         _ = model.codec.longest_token  # asks for the whole vocabulary, which no request should wait for
         self.pieces = Pieces(model.codec)
-        self.methods = MethodNames(model, self.settings.max_methods)
         self._thread = EngineThread(
             model.engine, self.metrics, lambda error: self.log.error("engine_fault", error=repr(error), exc_info=error)
         )

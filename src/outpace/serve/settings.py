@@ -31,12 +31,6 @@ class ServeSettings:
     timeout: float = setting(600.0, "Seconds that a request may take, waiting included.", unit="SECONDS", low=0.1)
     send_timeout: float = setting(60.0, "Seconds that a client may not read or write.", unit="SECONDS", low=0.1)
     max_body: int = setting(4 << 20, "Largest body of a request.", unit="BYTES", low=1)
-    max_methods: int = setting(
-        16,
-        "Different methods that requests may name while the server runs; each keeps its state.",
-        unit="METHODS",
-        low=0,
-    )
     drain_timeout: float = setting(30.0, "Seconds that requests have to end after SIGTERM.", unit="SECONDS", low=0.0)
     log_prompts: bool = setting(False, "Log the bodies of requests.")
 

@@ -285,20 +285,6 @@ def test_a_drain_has_an_end(model: Model) -> None:
         assert last[1] == "data: [DONE]"
 
 
-def test_a_bounded_number_of_methods_is_kept(model: Model) -> None:
-    """Guards against strangers who fill the memory with proposers; a method by another spelling is the same."""
-    with serving(model, max_methods=2) as one:
-
-        def ask(method: str) -> httpx.Response:
-            return one.post(CHAT | {"outpace": {"method": method}})
-
-        assert [ask(method).status_code for method in ("recycle", "plain", "recycle:", " plain")] == [200] * 4
-        refused = error_of(ask("lookup"))["message"]
-        assert "use outpace:draft=none, plain, recycle, or start it with a larger --max-methods" in refused
-        for name in ("outpace:draft=none", "outpace"):
-            assert ask(name).status_code == 200, "the default is no extra"
-
-
 def test_ids_logs_and_prompts(model: Model) -> None:
     """Guards against a chosen port or requests that the log does not show, prompts that are there unasked, and logged
     bodies that cannot be sent again."""
