@@ -5,7 +5,6 @@ import { answerOf, describe } from "./api.js";
 import { Insight } from "./insight.js";
 import { Lane } from "./lane.js";
 import { chosenFields, chosenMethod, markField, offerMethods, showSummary } from "./settings.js";
-import { listenForTheme } from "./theme.js";
 
 const EXAMPLES = [
   "Why is the sky blue?",
@@ -238,7 +237,6 @@ function toEnd() {
 const isComposing = (event) => event.isComposing || event.keyCode === 229;
 
 function listen() {
-  listenForTheme(by("theme"));
   by("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
