@@ -9,15 +9,15 @@ MODEL = "outpace.vllm.domino:DominoForCausalLM"
 
 
 def register() -> None:
-    """Make Domino drafters known to vLLM, and guard its sampling on CPUs. Called again, it changes nothing.
+    """Make Domino drafters known to vLLM, and mend its sampling on CPUs. Called again, it changes nothing.
 
     With an untested vLLM it registers nothing and logs an error: Domino drafters are then refused by
     vLLM itself, and everything else is as without this plugin.
     """
-    from outpace.vllm.cpu_sampling import guard
+    from outpace.vllm.cpu_sampling import mend
     from outpace.vllm.versions import refusal
 
-    guard()
+    mend()
     reason = refusal()
     if reason is not None:
         logging.getLogger("vllm.outpace").error("outpace registers nothing: %s", reason)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.vllm.cpu_sampling import guard
+from outpace.vllm.cpu_sampling import mend
 from outpace.vllm.versions import Hook, installed_version, missing_hooks, refusal
 
 HOOKS = (
@@ -17,7 +17,7 @@ HOOKS = (
 
 
 def check_host() -> None:
-    """Refuse a vLLM that this was not tested with or that lacks something, and guard its sampling on CPUs, also where
+    """Refuse a vLLM that this was not tested with or that lacks something, and mend its sampling on CPUs, also where
     plugins are turned off."""
     version = installed_version()
     reason, missing = refusal(version), missing_hooks(HOOKS)
@@ -25,7 +25,7 @@ def check_host() -> None:
         reason = f"vLLM {version} lacks {'; '.join(missing)}; install another version, or report it"
     if reason is not None:
         raise ModelError(f"outpace's proposers: {reason}")
-    guard()
+    mend()
 
 
 def check_parallel(config: Any) -> None:

@@ -38,7 +38,6 @@ SAMPLER = "vllm.v1.sample.rejection_sampler"
 SAMPLING_HOOKS = (
     Hook(SAMPLER, "expand_batch_to_tokens", ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")),
     Hook(SAMPLER, "apply_sampling_constraints", ("logits", "cu_num_draft_tokens", "sampling_metadata")),
-    Hook(SAMPLER, "RejectionSampler.__init__", ("sampler",)),
 )
 
 
