@@ -15,13 +15,13 @@ def register() -> None:
     vLLM itself, and everything else is as without this plugin.
     """
     from outpace.vllm.cpu_sampling import mend
-    from outpace.vllm.versions import refusal
+    from outpace.vllm.versions import installed_version, refusal
 
-    mend()
-    reason = refusal()
+    reason = refusal(installed_version())
     if reason is not None:
         logging.getLogger("vllm.outpace").error("outpace registers nothing: %s", reason)
         return
+    mend()
     from vllm import ModelRegistry
 
     for name in ARCHITECTURES:

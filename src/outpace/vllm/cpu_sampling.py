@@ -1,4 +1,5 @@
-"""Sampling with speculation on a CPU: replaces two functions of vLLM's that are at fault there (#55005).
+"""Sampling with speculation on a CPU: replaces two functions of vLLM's that are at fault there
+(https://github.com/vllm-project/vllm/issues/55005).
 
 Before it verifies drafts, vLLM spreads each request's temperature, top-k and top-p over its drafted tokens. On a CPU
 the kernel for it was given a converted copy to write to, so uninitialised memory is read: answers sampled
@@ -17,27 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.vllm.versions import SAMPLING_HOOKS, installed_version, is_tested, missing_hooks
-
-ISSUE = "https://github.com/vllm-project/vllm/issues/55005"
-
 
 def mend() -> None:
-    """Replace both functions where vLLM runs on a CPU. Elsewhere, and in an untested vLLM, nothing is done.
-
-    Raises:
-        RuntimeError: a tested vLLM that lacks one of them, so that no engine starts.
-    """
+    """Replace both functions where vLLM, of a tested version, runs on a CPU; elsewhere nothing is done."""
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu() or not is_tested():  # another vLLM is as without this plugin
+    if not current_platform.is_cpu():
         return
-    missing = missing_hooks(SAMPLING_HOOKS)
-    if missing:
-        raise RuntimeError(
-            f"outpace: vLLM {installed_version()} on a CPU: whether sampling with speculation is right ({ISSUE}) "
-            f"is unknown: {'; '.join(missing)}. Install another vLLM, or leave this plugin out: VLLM_PLUGINS=''"
-        )
     from vllm.v1.sample import rejection_sampler as sampler
 
     if sampler.expand_batch_to_tokens is not expand:  # else an earlier call has replaced both

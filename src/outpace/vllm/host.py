@@ -6,23 +6,12 @@ import torch
 
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.vllm.cpu_sampling import mend
-from outpace.vllm.versions import Hook, installed_version, missing_hooks, refusal
-
-HOOKS = (
-    Hook("vllm.v1.spec_decode.custom_class_proposer", "create_custom_proposer", ("vllm_config",)),
-    Hook("vllm.forward_context", "get_forward_context", ()),
-    Hook("vllm.model_executor.models.interfaces", "SupportsEagle3.set_aux_hidden_state_layers", ("layers",)),
-    Hook("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.propose_draft_token_ids", ("sampled_token_ids",)),
-)
+from outpace.vllm.versions import installed_version, refusal
 
 
 def check_host() -> None:
-    """Refuse a vLLM that this was not tested with or that lacks something, and mend its sampling on CPUs, also where
-    plugins are turned off."""
-    version = installed_version()
-    reason, missing = refusal(version), missing_hooks(HOOKS)
-    if reason is None and missing:
-        reason = f"vLLM {version} lacks {'; '.join(missing)}; install another version, or report it"
+    """Refuse a vLLM that this was not tested with, and mend its sampling on CPUs, also where plugins are turned off."""
+    reason = refusal(installed_version())
     if reason is not None:
         raise ModelError(f"outpace's proposers: {reason}")
     mend()

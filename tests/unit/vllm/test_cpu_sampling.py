@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.vllm import cpu_sampling
 from outpace.vllm.cpu_sampling import expand, mend, unless_none
 
 
@@ -42,9 +41,6 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
     vars(parents["vllm.v1.sample"])["rejection_sampler"] = module
     for name, one in (parents | {platforms.__name__: platforms, module.__name__: module}).items():
         monkeypatch.setitem(sys.modules, name, one)
-    monkeypatch.setattr(cpu_sampling, "installed_version", lambda: "0.32.0")
-    monkeypatch.setattr(cpu_sampling, "missing_hooks", lambda hooks: [])
-    monkeypatch.setattr(cpu_sampling, "is_tested", lambda: True)
     return module
 
 
@@ -55,15 +51,3 @@ def test_both_functions_are_replaced_once(theirs: Any) -> None:
     mend()
     assert theirs.expand_batch_to_tokens is expand
     assert theirs.apply_sampling_constraints.__wrapped__ is constrain
-
-
-def test_an_untested_vllm_is_left_alone(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against engines that do not start because this package is installed beside them. In a vLLM that was tested
-    functions that are missing end the start."""
-    before = dict(vars(theirs))
-    monkeypatch.setattr(cpu_sampling, "missing_hooks", lambda hooks: ["m has no f"])
-    with pytest.raises(RuntimeError, match="is unknown: m has no f"):
-        mend()
-    monkeypatch.setattr(cpu_sampling, "is_tested", lambda: False)
-    mend()
-    assert vars(theirs) == before
