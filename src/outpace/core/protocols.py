@@ -15,8 +15,8 @@ from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.lib.checks import is_int, shown
 from outpace.lib.errors import MethodError
 
-NO_TOKEN = -1
-"""Stands for a missing id: before a text's first, and where a request's options leave no token to choose."""
+NO_TOKEN = -1  # a missing id: before a text's first, and where a request's options leave no token to choose
+TOP_CANDIDATES = 16  # ids of the largest logits that a pass returns of a row; fewer of a smaller vocabulary
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Needs:
     """Outputs of the target that a method reads, and how it is budgeted.
 
     Attributes:
-        top_k: ids of the k largest logits at every verified node, and at every prompt position of requests without
-            prices of time; 0 for none.
+        top_k: how many ids of the largest logits it reads, up to TOP_CANDIDATES, at every verified node, and at every
+            prompt position of requests without prices of time; 0 for none. Outputs may hold more ids.
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
             the embeddings, i the output of layer i - 1; the number of layers stands for the output of the final norm,
             one more for its input.
@@ -376,11 +376,11 @@ def _check_members(name: str, made: Any, methods: Sequence[str], base: str) -> N
             f"method {name}: {kind}.needs={shown(needs)}: must be an outpace.methods.Needs, as in Needs(top_k=8); "
             f"{remedy}, which needs nothing"
         )
-    counts = {"top_k": needs.top_k, "prices": needs.prices}
+    most = {"top_k": TOP_CANDIDATES, "prices": MAX_TREE_NODES - 1}
     taps = needs.taps if isinstance(needs.taps, tuple) else (needs.taps,)
-    for field, value in [*counts.items(), *(("taps", tap) for tap in taps)]:
-        if not is_int(value) or value < 0:
-            wanted = "layers, as in taps=(4, 12)" if field == "taps" else "a whole number from 0 on"
+    for field, value in [("top_k", needs.top_k), ("prices", needs.prices), *(("taps", tap) for tap in taps)]:
+        if not is_int(value) or not 0 <= value <= most.get(field, value):
+            wanted = f"a whole number from 0 to {most[field]}" if field in most else "layers, as in taps=(4, 12)"
             raise MethodError(f"method {name}: {kind}.needs: {field}={shown(value)}: must be {wanted}")
 
 

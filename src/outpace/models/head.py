@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from outpace.core.protocols import NodeOutputs
+from outpace.core.protocols import TOP_CANDIDATES, NodeOutputs
 from outpace.kernels.blocks import BlockLinear
 from outpace.kernels.linear import KernelLinear
 from outpace.kernels.topk import largest
@@ -15,7 +15,6 @@ from outpace.models.layers.linear import Make
 
 EXACT_ROWS = 128
 """Rows of every product in exact mode. A GPU computes this many in about the time it takes to read its weights."""
-TOP_CANDIDATES = 16
 _ROWS_AT_ONCE = 64  # a long prompt's logits would take gigabytes
 
 

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, ChunkOutput, DraftRequest, NodeOutputs, Stream
+from outpace.core.protocols import TOP_CANDIDATES, Chunk, ChunkOutput, DraftRequest, NodeOutputs, Stream
 from outpace.core.tree import DraftTree
 from outpace.drafters.build_context import BuildContext
 from outpace.sampling.noise import noise_key, uniform
-
-TOP = 16
 
 
 class ToyMemory:
@@ -123,7 +121,7 @@ class ToyTarget:
 
 
 def _outputs(logits: Tensor) -> NodeOutputs:
-    top_logits, top_ids = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
+    top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, logits.shape[-1]), dim=-1)
     return NodeOutputs(logits, top_ids, top_logits)
 
 

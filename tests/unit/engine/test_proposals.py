@@ -121,7 +121,8 @@ class Complete:
 DEFECTS: dict[str, tuple[str, Any, str]] = {
     "no needs": ("needs", None, r"Flawed.needs=None: must be an outpace.methods.Needs"),
     "needs in a dictionary": ("needs", {"top_k": 8}, r"Flawed.needs=\{'top_k': 8\}: must be an outpace.methods.Needs"),
-    "half a logit": ("needs", Needs(top_k=1.5), r"top_k=1.5: must be a whole number from 0 on"),  # type: ignore[arg-type]
+    "half a logit": ("needs", Needs(top_k=1.5), r"top_k=1.5: must be a whole number from 0 to"),  # type: ignore[arg-type]
+    "more ids than a pass returns": ("needs", Needs(top_k=32), r"top_k=32: must be a whole number from 0 to 16"),
     "a layer below the first": ("needs", Needs(taps=(-1,)), r"taps=-1: must be layers, as in"),
     "one layer": ("needs", Needs(taps=4.0), r"taps=4.0: must be layers, as in"),  # type: ignore[arg-type]
     "no observe": ("observe", None, r"Flawed has no method observe\(\); derive the class from outpace.methods.Base"),

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outpace.core.protocols import TOP_CANDIDATES
 from outpace.models import head as head_module
-from outpace.models.head import TOP_CANDIDATES, LmHead
+from outpace.models.head import LmHead
 from outpace.models.layers import linear
 from outpace.models.loading.precision import compute_dtype
 from tests.unit.models.tiny import drawn, open_with, stock_model, tiny_config, tiny_target
