@@ -89,6 +89,14 @@ def test_a_kind_of_others_is_trained_and_served(target: Path, tmp_path: Path, mo
     assert (done["kind"], done["equal"]) == ("mlp-head", True)
 
 
+def test_a_kind_under_another_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a KeyError when a drafter is loaded whose kind is in the table by the entry point's name alone."""
+    point = EntryPoint("mlp_head", "mlp_head:MLP_HEAD", "outpace.drafters")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point])
+    with pytest.warns(UserWarning, match="'mlp_head' .* left out: mlp_head:MLP_HEAD is named 'mlp-head'; give"):
+        assert set(kinds()) == set(KINDS)
+
+
 def test_a_subclass_of_a_net_is_its_own_kinds() -> None:
     """Guards against kinds looked up by isinstance alone, which take a derived net for the first base's kind."""
     from mlp_head import MlpConfig, MlpNet
