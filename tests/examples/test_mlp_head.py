@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from outpace.drafters.domino.net import DominoHead
 from outpace.drafters.kinds import KINDS, kind_of, kinds
 from outpace.drafters.load import load_net
 from outpace.lib import plugins
-from outpace.methods.catalog import methods
+from outpace.methods import catalog
+from outpace.methods.catalog import BUILT_IN, methods
 from tests.cli.runner import run_json
 from tests.cli.test_train_methods import run
 from tests.examples.test_examples import EXAMPLES
@@ -112,3 +114,13 @@ def test_a_subclass_of_a_net_is_its_own_kinds() -> None:
         pass
 
     assert kind_of(Unregistered(derived.config)).name == "mlp-head"
+
+
+def test_a_method_of_a_kind_under_a_taken_name_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a drafter that drafts by Domino's method, for its kind's own of that name is not in the table."""
+    from mlp_head import MLP_HEAD
+
+    taking = replace(MLP_HEAD, methods={"domino": MLP_HEAD.methods["mlp-head"]})
+    monkeypatch.setattr(catalog, "kinds", lambda: {**KINDS, taking.name: taking})
+    with pytest.warns(UserWarning, match="'mlp-head': its method 'domino' is left out: there is one already"):
+        assert methods() == BUILT_IN

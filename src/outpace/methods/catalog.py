@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
+from warnings import warn
 
 from pydantic import BaseModel, ValidationError
 
@@ -129,8 +130,12 @@ WITHOUT_DRAFTER = "outpace:draft=none"
 @lru_cache(maxsize=1)
 def methods() -> Mapping[str, Method]:
     """All methods by name: our own, and those of installed packages and of their drafter kinds."""
-    others = {name: one for kind in kinds().values() for name, one in kind.methods.items() if name not in BUILT_IN}
-    known = BUILT_IN | others
+    known = dict(BUILT_IN)
+    for kind in kinds().values():
+        for name, one in kind.methods.items():
+            if known.setdefault(name, one) is not one:
+                text = f"drafter kind {kind.name!r}: its method {name!r} is left out: there is one already; rename it"
+                warn(text, stacklevel=2)
     return MappingProxyType(known | plugins("outpace.methods", Method, tuple(known)))
 
 
