@@ -1,22 +1,25 @@
 """The two examples do what their first lines say: one file and one line, and everything else follows."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import pytest
+from torch import Tensor
 
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.lib import plugins
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, MethodError
+from outpace.methods import Level, PlainShape, Shape
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
 from outpace.trees.proposer import GrowingProposer
+from outpace.trees.shapes.base import ShapeConfig
 from outpace.trees.shapes.table import shapes
 from tests.unit.models.tiny import save_tiny_model
 
@@ -70,6 +73,22 @@ def test_a_shape_of_others_is_lossless(temperature: float) -> None:
         requests(temperature),
     )
     assert sum(session.metrics.accepted for session in sessions) > 0
+
+
+def test_a_shape_that_lacks_a_part_is_refused_by_name() -> None:
+    """Guards against an AttributeError in the first round, of a shape without a width, or of one that grows and has no
+    class of settings, which made it a static one."""
+
+    class Widthless(PlainShape):
+        def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
+            return level.log_probs > -1, level.log_probs > -1
+
+    made: Any = Widthless()
+    shape = Shape(lambda *settings: made, "a shape without a width")
+    with pytest.raises(MethodError, match=r"^shape Widthless: has no width; derive the class from .*PlainShape"):
+        shape.growing(ShapeConfig())
+    with pytest.raises(MethodError, match=r"^shape Widthless: has no plan; a growing one needs settings: Shape\("):
+        shape.static()
 
 
 def test_everything_else_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

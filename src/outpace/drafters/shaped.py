@@ -38,7 +38,7 @@ def shaped(
     Raises:
         InvalidRequest: a warm-up's file has not the gates that it is asked for; a window for a source that has none, or
             not on a CPU.
-        MethodError: the source lacks a method or an attribute.
+        MethodError: the source or the shape lacks a method or an attribute.
     """
     check_source(type(source).__name__, source)
     if options.window is not None:

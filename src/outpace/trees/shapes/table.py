@@ -3,7 +3,7 @@
 A shape of another package is one file and one line, an entry point of the group "outpace.shapes" that names a `Shape`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.core.drafting import GrowingShape, StaticShape
+from outpace.lib.errors import MethodError
 from outpace.lib.plugins import plugins
+from outpace.trees.shapes.base import PlainShape
 from outpace.trees.shapes.beam import (
     Beam,
     BeamConfig,
@@ -47,14 +49,24 @@ class Shape:
     compares: bool = True
 
     def growing(self, settings: BaseModel) -> GrowingShape:
-        """The growing shape of some settings."""
-        shape: Any = self.make(settings)
-        return shape  # type: ignore[no-any-return]
+        """The growing shape of some settings; MethodError where it lacks a part."""
+        shape: GrowingShape = _whole(self.make(settings), _GROWING, "derive the class from outpace.methods.PlainShape")
+        return shape
 
     def static(self) -> StaticShape:
-        """The static shape."""
-        shape: Any = self.make()
-        return shape  # type: ignore[no-any-return]
+        """The static shape; MethodError where it lacks a part."""
+        shape: StaticShape = _whole(self.make(), ("plan",), "a growing one needs settings: Shape(make, summary, CLASS)")
+        return shape
+
+
+_GROWING = ("width", "grow", *(name for name in vars(PlainShape) if not name.startswith("_")))
+
+
+def _whole(shape: Any, parts: Sequence[str], remedy: str) -> Any:
+    """A shape that has all parts."""
+    if missing := [part for part in parts if not hasattr(shape, part)]:
+        raise MethodError(f"shape {type(shape).__name__}: has no {', '.join(missing)}; {remedy}")
+    return shape
 
 
 BUILT_IN = {
