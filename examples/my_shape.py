@@ -33,9 +33,9 @@ class Fork(PlainShape):
         self.config = config
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
-        selected = torch.ones_like(level.log_probs, dtype=torch.bool)  # [F, 2]
-        selected[:, 1] = level.log_probs[:, 0] < math.log(self.config.sure)
-        return selected, selected & (level.depth < self.config.depth) & (torch.arange(2) == 0)
+        selected = torch.ones_like(level.log_probs, dtype=torch.bool)  # [F, C]
+        selected[:, 1:] = level.log_probs[:, :1] < math.log(self.config.sure)
+        return selected, selected & (level.depth < self.config.depth) & (torch.arange(selected.shape[1]) == 0)
 
 
 FORK = Shape(Fork, "a chain with a second candidate in doubt", ForkConfig)

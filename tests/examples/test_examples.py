@@ -161,6 +161,18 @@ def test_a_bigram_is_what_followed_last() -> None:
     assert [tree.tokens.tolist() for tree in trees] == [[1, 3, 1, 3], [2]]
 
 
+def test_a_fork_of_one_candidate_is_a_chain() -> None:
+    """Guards against an example that fails where a source gives fewer candidates than asked, as with `pool=1`."""
+    import torch
+    from my_shape import Fork, ForkConfig  # type: ignore[import-not-found]
+
+    from outpace.methods import Level
+
+    scores = torch.tensor([[-2.0], [-0.1]])  # [F, 1]
+    selected, expanded = Fork(ForkConfig()).grow([None], Level(1, torch.tensor([0, 0]), scores, cumulative=scores))
+    assert selected.tolist() == expanded.tolist() == [[True], [True]]
+
+
 @pytest.mark.parametrize("name", ["my_method.py", "my_shape.py"])
 def test_the_page_shows_the_examples(name: str) -> None:
     """Guards against a page whose code is not the code that is tested."""
