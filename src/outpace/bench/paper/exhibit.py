@@ -1,7 +1,8 @@
 """What a table or figure of a paper consists of: rows, runs, columns, the paper's values and its claims.
 
-Each is a TOML file in `exhibits/PAPER`; fields are those of `Exhibit`. To add a paper, add a folder. Rows, runs and
-values that are another exhibit's are given by its name.
+Each is a TOML file in `exhibits/PAPER`; fields are those of `Exhibit`. To add an exhibit, add a file; to add a paper, a
+folder, its title in `PAPERS`, and what it has in `tests/unit/bench/paper/test_exhibits.py`. Rows, runs and values that
+are another exhibit's are given by its name.
 """
 
 import tomllib
@@ -255,6 +256,11 @@ class Claim(_Strict):
         over = () if self.over is None else (self.over,)
         return (*self.order, *self.falls, *self.rises, *self.rows, *over)
 
+    @property
+    def named_sets(self) -> tuple[str, ...]:
+        """Sets that it compares; empty for all."""
+        return (*self.sets, *(of for group in self.larger_on or () for of in group))
+
 
 class Panel(_Strict):
     """A part of the exhibit's figure.
@@ -326,12 +332,18 @@ class Exhibit(_Strict):
     def _names_exist(self) -> "Exhibit":
         if self.sweep is not None:
             return self
-        names, runs = {PLAIN_ROW, *(row.name for row in self.rows)}, {run.label for run in self.runs}
-        for claim in self.claims:
-            if unknown := {*claim.named_rows} - names or {*claim.runs} - runs:
-                raise ValueError(f"claim {claim.id}: no row or run is named {', '.join(sorted(unknown))}")
-        if unknown := {row.after for row in self.rows if row.after is not None} - names:
-            raise ValueError(f"after: no row is named {', '.join(sorted(unknown))}")
+        rows, runs = {PLAIN_ROW, *(row.name for row in self.rows)}, {"", *(run.label for run in self.runs)}
+        sets = {of for run in self.runs for of in run.sets}
+        named = [
+            (f"claim {claim.id}", {*claim.named_rows} - rows | {*claim.runs} - runs | {*claim.named_sets} - sets)
+            for claim in self.claims
+        ]
+        named += [("values", {value.row} - rows | {value.run} - runs) for value in self.values]
+        named += [(f"row {row.name}", {row.after or PLAIN_ROW} - rows | {*row.runs} - runs) for row in self.rows]
+        named += [(f"panel {panel.title}", {*panel.runs} - runs | {*panel.sets} - sets) for panel in self.panels]
+        for place, unknown in named:
+            if unknown:
+                raise ValueError(f"{place}: no row, run or set is named {', '.join(sorted(unknown))}")
         return self
 
     def rows_of(self, is_quick: bool) -> list[Row]:
@@ -362,13 +374,16 @@ def read_exhibits(paper: str) -> list[Exhibit]:
     """All exhibits of a paper, tables first, in the order of their numbers.
 
     Raises:
-        InvalidRequest: a paper that there is not, or a file with an unknown field.
+        InvalidRequest: a paper that there is not, a file with an unknown field, or two files of one name.
     """
     if paper not in PAPERS:
         raise InvalidRequest(f"paper={paper!r}: one of {', '.join(PAPERS)}")
     folder = files("outpace") / "bench" / "paper" / "exhibits" / paper
-    read = [tomllib.loads(one.read_text(encoding="utf-8")) for one in folder.iterdir() if one.name.endswith(".toml")]
-    by_name = {own["name"]: own for own in read}
+    by_name: dict[str, dict[str, Any]] = {}
+    for file in (one for one in folder.iterdir() if one.name.endswith(".toml")):
+        own = tomllib.loads(file.read_text(encoding="utf-8"))
+        if by_name.setdefault(own["name"], own) is not own:
+            raise InvalidRequest(f"exhibit {paper}, {file.name}: another file has name={own['name']!r}, too")
     found = []
     for name, own in by_name.items():
         try:

@@ -2,17 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from outpace.bench.paper import exhibit as exhibit_module
 from outpace.bench.paper.checks import CHECKS
-from outpace.bench.paper.exhibit import PAPERS, chosen, read_exhibits
+from outpace.bench.paper.exhibit import PAPERS, Exhibit, chosen, read_exhibits
 from outpace.bench.paper.measure import MANIFEST
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.page import REPORT, write_report
 from outpace.bench.paper.sources import RecordFolder
 from outpace.bench.paper.verdicts import _decides
 from outpace.drafters.training.settings import settings_of
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 
 ROOT = Path(__file__).parents[4]
@@ -79,6 +83,37 @@ def test_a_full_run_can_decide_every_claim(paper: str) -> None:
             kept = [(run, of) for run in runs for of in run.sets if of in (claim.sets or (of,))]
             if kept and not METRICS[claim.metric].is_exact:
                 assert _decides([-(-run.prompts // run.batch) for run, _ in kept]), claim.id
+
+
+NAMED_WRONGLY: dict[str, tuple[dict[str, Any], str]] = {
+    "a value's row": ({"values": [{"row": "TRR", "metric": "speedup", "sets": {"math": 2.0}}]}, "values: .* TRR"),
+    "a value's run": ({"values": [{"row": "TR", "run": "2", "metric": "speedup", "sets": {}}]}, "values: .* 2"),
+    "a row's run": ({"rows": [{"name": "TR", "runs": ["T=0"]}]}, "row TR: .* T=0"),
+    "a claim's set": ({"claims": [{"id": "G1", "text": "", "rises": ["TR"], "sets": ["maths"]}]}, "claim G1: .* maths"),
+    "a panel's run": ({"panels": [{"kind": "bars", "metric": "speedup", "title": "A", "runs": ["T"]}]}, "A: .* T"),
+}
+
+
+@pytest.mark.parametrize("wrong", NAMED_WRONGLY)
+def test_a_name_that_an_exhibit_does_not_have_is_refused(wrong: str) -> None:
+    """Guards against a misspelt row, run or set, whose value, measurement or panel is left out without a word."""
+    changes, complaint = NAMED_WRONGLY[wrong]
+    run, row = {"label": "T = 0", "sets": ["math"]}, {"name": "TR", "method": "recycle:budget=6"}
+    given = {"paper": "graft", "name": "table 1", "title": "", "shows": "", "rows": [row], "runs": [run]}
+    Exhibit.model_validate(given)
+    with pytest.raises(ValidationError, match=complaint):
+        Exhibit.model_validate(given | changes)
+
+
+def test_two_files_of_one_exhibit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a copied file that keeps the name of the first and takes its place."""
+    folder = tmp_path / "bench" / "paper" / "exhibits" / "graft"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(exhibit_module, "files", lambda package: tmp_path)
+    for file in ("table-01.toml", "table-15.toml"):
+        (folder / file).write_text('name = "table 1"\ntitle = "Rows"\nshows = "rows"\n')
+    with pytest.raises(InvalidRequest, match=r"exhibit graft, table-\d+.toml: another file has name='table 1', too"):
+        read_exhibits("graft")
 
 
 def test_counted_claims_hold() -> None:

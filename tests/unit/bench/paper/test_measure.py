@@ -328,7 +328,7 @@ def test_rows_after_another_get_its_share(suite: Callable[[], Suite]) -> None:
 
 def test_unknown_names_are_refused() -> None:
     """Guards against a claim about a row that the exhibit does not have."""
-    with pytest.raises(ValueError, match="no row or run is named EAGLE"):
+    with pytest.raises(ValueError, match="no row, run or set is named EAGLE"):
         exhibit(claims=[{"id": "G1", "text": "x", "order": ("EAGLE", "TR")}])
     with pytest.raises(ValueError, match="give one of order"):
         exhibit(claims=[{"id": "G1", "text": "x"}])
