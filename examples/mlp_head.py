@@ -5,7 +5,8 @@ It counts as installed once this file is in a package whose pyproject.toml has
     [project.entry-points."outpace.drafters"]
     mlp-head = "my_package.mlp_head:MLP_HEAD"
 
-and then `outpace train mlp-head` trains it, and `outpace chat --drafter OUT/drafter` drafts with it.
+and then `outpace train mlp-head --target MODEL --prompts FILE --out OUT` trains it, and
+`outpace chat MODEL --drafter OUT/drafter` drafts with it.
 """
 
 import json

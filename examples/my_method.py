@@ -1,11 +1,11 @@
-"""A method in one file: draft what followed the last token the last time it was said (a bigram table per request).
+"""A method in one file: draft what followed the last token the last time it came (a bigram table per request).
 
 It counts as installed once this file is in a package whose pyproject.toml has
 
     [project.entry-points."outpace.methods"]
     bigram = "my_package.my_method:BIGRAM"
 
-and then works wherever a method is named: `outpace chat --method bigram:budget=4`, `outpace bench --methods bigram`.
+and then works wherever a method is named: `outpace chat MODEL --method bigram:budget=4`.
 """
 
 from collections.abc import Sequence

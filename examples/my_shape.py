@@ -5,7 +5,7 @@ It counts as installed once this file is in a package whose pyproject.toml has
     [project.entry-points."outpace.shapes"]
     fork = "my_package.my_shape:FORK"
 
-and then every method that drafts with a model takes it: `outpace chat --method domino:shape=fork,sure=0.7`.
+and then methods with `shape=` take it: `outpace chat MODEL --method domino:shape=fork,sure=0.7`.
 """
 
 import math

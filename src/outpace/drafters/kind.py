@@ -39,7 +39,8 @@ class DrafterKind:
     Attributes:
         name: as in `outpace train NAME` and in errors.
         title: one sentence for help texts.
-        net: class of its network; None for language models, which are loaded like targets.
+        net: class of its network, which is made of its attribute `config` alone, a pydantic model; None for language
+            models, which are loaded like targets.
         matches: whether a config.json describes a drafter of this kind.
         read: makes the network of a checkpoint.
         layouts: public layouts that it is written in, with their writers; the first is the default.

@@ -7,7 +7,10 @@ from outpace.lib.errors import UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# A family can be added once tests/unit/models/test_contract.py passes on it.
+# To add a family: its name here; its config in `FAMILIES` of tests/unit/models/tiny.py, and in `WINDOWS` if it has a
+# sliding window; its GGUF architecture in `_FAMILIES` of loading/gguf_config.py and, where that has another name, in
+# tests/unit/models/gguf_models.py. Tables there, in gguf_weights.py and in config.py have what its files do otherwise.
+# All of tests/unit/models must pass, test_contract.py first. README.md and docs/checkpoints.md list the families.
 SUPPORTED_FAMILIES = (
     "llama",
     "qwen2",

@@ -37,7 +37,8 @@ class Shape:
     Attributes:
         make: the shape; a growing one from its settings, a static one from nothing.
         summary: in words.
-        settings: what a growing shape is made from, a pydantic model that forbids extra fields; None for a static one.
+        settings: what a growing shape is made from, a pydantic model that forbids extra fields, if it has none an empty
+            one; None for a static shape.
         is_general: whether every source with scores takes it; else the methods that name it.
         compares: whether a growing shape reads scores as probabilities.
     """
