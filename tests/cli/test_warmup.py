@@ -45,11 +45,18 @@ def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -
     assert answers[0] == answers[1]
     assert "checkpoints" not in reports[0]
     assert load_file(tmp_path / "5.safetensors").keys() == {"tokens", "successors"}
-    for method in ("lookup", "recycle:matrix=private"):
+    for method in ("lookup", "recycle:matrix=private", "magicdec:shape=gated"):
         assert_refused(
             run(*options, "-w", str(texts), "--out", str(tmp_path / "other"), "--method", method),
-            "keeps no transition matrix and has no gates",
+            "keeps no transition matrix and has no gates of a drafter",
         )
+
+
+def test_gates_of_a_method_without_a_drafter_are_refused_as_such(folder: str, tmp_path: Path) -> None:
+    """Guards against `self:shape=gated,warm=FILE` that asks for a trained drafter of kind None."""
+    drafting = ["--method", f"magicdec:shape=gated,warm={tmp_path / 'gates'}"]
+    complaint = "its gates are for one drafter; name checkpoints= and thresholds="
+    assert_refused(run("generate", "question 1", "-m", folder, *drafting), complaint)
 
 
 def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, eagle: str, tmp_path: Path) -> None:

@@ -48,17 +48,18 @@ def warmup(
     loaded = load(loading, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
+    has_drafter = loaded.drafters.settled(method).drafter is not None  # for which gates are calibrated
     with gates_open(proposer) as recorder:
-        if matrix is None and recorder is None:
+        if matrix is None and (recorder is None or not has_drafter):
             raise InvalidRequest(
-                f"method={method!r}: it keeps no transition matrix and has no gates; use recycle, with matrix=shared, "
-                "or a drafter's method with shape=gated"
+                f"method={method!r}: it keeps no transition matrix and has no gates of a drafter; use recycle, with "
+                "matrix=shared, or a drafter's method with shape=gated"
             )
         with progress_bar("warm-up", len(items)) as advance:
             warm_up(loaded, {method: None}, items, params, advance)
     about: dict[str, Any] = {"file": str(out), "rounds": len(items), "temperature": temperature}
     calibration = None
-    if recorder is not None:
+    if recorder is not None and has_drafter:
         drafted = proposer.budget if budget is None else budget
         calibration = _calibration(loaded, method, recorder, drafted, temperature)
         gates = recorder.gates if calibration is None else calibration.gates

@@ -48,9 +48,9 @@ class BuildContext:
         draft_model: loads the draft model when first asked, and gives the same one ever after.
         target: the target itself, whose embedding and head trained drafters work with; None if it is no transformers
             model.
-        net: reads the trained drafter when first asked.
+        net: reads the trained drafter when first asked; None for a method whose row states no kind of drafter.
         vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
-        fingerprint: of the trained drafter, which is read for it when first asked.
+        fingerprint: of the drafter, which is read for it when first asked; None as `net`.
         transitions: the file that ships for this target, which `warm=shipped` names; None if there is none.
         resolved: filled while a method is built with what its options leave open: "files", those that were read, by
             option; "shape_settings"; "draft_options" of the method that drafts for it; and options by name.
@@ -115,7 +115,10 @@ class BuildContext:
             InvalidRequest: there is none, or one of another kind.
         """
         if self.target is None or self.net is None:
-            raise InvalidRequest(f"method {method!r} needs a trained drafter: name its checkpoint with drafter=")
+            raise InvalidRequest(
+                f"method {method!r} needs a trained drafter: name its checkpoint with drafter=; the method's row must "
+                f"state its kind, as in Method(build, summary, options, {kind!r})"
+            )
         found = self.net()
         if not isinstance(found, net):
             raise InvalidRequest(

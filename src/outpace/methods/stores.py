@@ -123,9 +123,9 @@ class DrafterStore:
             target.device,
             self.language_model,
             target=target,
-            net=lambda: self.net(kind),
+            net=None if kind is None else lambda: self.net(kind),
             vocabulary=_vocabulary_of(place),
-            fingerprint=lambda: self.fingerprint(kind),
+            fingerprint=None if kind is None else lambda: self.fingerprint(kind),
             transitions=self.shipment.transitions,
         )
 
