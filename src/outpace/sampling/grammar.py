@@ -5,6 +5,7 @@ paths of a tree.
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +28,15 @@ if TYPE_CHECKING:
 _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are cached
 _MOST_CHARACTERS = 200_000  # of a grammar, and of all that are cached
-_MOST_OF_A_REGEX = 20_000  # memory grows with the square: 20 MB at this length, 450 MB at 90,000
+_MOST_OF_REGEXES = 20_000  # of a grammar: memory grows with the square of one, 20 MB at this length, 450 MB at 90,000
 _ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LARK = re.compile(
+    r'"(?:\\.|[^"\\])*"?|(?://|#)[^\n]*|<[^<>\s]*>|/(?P<regex>(?:\\.|[^/\\])+)/?|(?P<schema>%json\s*)', re.DOTALL
+)
+"""Regular expressions and schemas in a grammar in Lark, and what may look like one: strings, comments, special tokens.
+Nothing needs its end, so that a text is read once."""
 
 
 class Forced(NamedTuple):
@@ -234,10 +240,9 @@ def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
     """A matcher at the beginning of a grammar. InvalidRequest where there can be none."""
     from llguidance import LLMatcher
 
-    most = _MOST_OF_A_REGEX if grammar.kind == "regex" else _MOST_CHARACTERS
-    if len(grammar.text) > most:
+    if len(grammar.text) > _MOST_CHARACTERS:
         raise InvalidRequest(
-            f"grammar={grammar}: {len(grammar.text):,} characters, the limit is {most:,}; use a smaller one"
+            f"grammar={grammar}: {len(grammar.text):,} characters, the limit is {_MOST_CHARACTERS:,}; use a smaller one"
         )
     try:
         matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)
@@ -252,18 +257,56 @@ def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
 
 
 def _source(grammar: Grammar) -> str:
-    """A grammar in llguidance's format."""
+    """A grammar in llguidance's format; ValueError where it is none, or has too long regular expressions."""
     from llguidance import LLMatcher
 
     if grammar.kind == "regex":
+        _check_regexes({grammar.text})
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
+        _check_regexes(_regexes_of_lark(grammar.text))
         return LLMatcher.grammar_from_lark(grammar.text)
     schema = json.loads(grammar.text)
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema must be an object here; Grammar.json_schema(True) allows everything")
+    _check_regexes(_regexes_of_schema(schema))
     overrides = {} if "x-guidance" in schema else _JSON
     return LLMatcher.grammar_from_json_schema(grammar.text, overrides=overrides)  # type: ignore[arg-type]
+
+
+def _check_regexes(regexes: set[str]) -> None:
+    size = sum(map(len, regexes))
+    if size > _MOST_OF_REGEXES:
+        raise ValueError(f"regular expressions of {size:,} characters, the limit is {_MOST_OF_REGEXES:,}; shorten them")
+
+
+def _regexes_of_schema(schema: Any) -> set[str]:
+    """The regular expressions of a JSON schema; separators in its own `x-guidance` are such too."""
+    found, pending = set[str](), [schema]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            names, own = one.get("patternProperties"), one.get("x-guidance")
+            texts = [one.get("pattern"), *(names if isinstance(names, dict) else ())]
+            texts += own.values() if isinstance(own, dict) else ()
+            found.update(text for text in texts if isinstance(text, str))
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one
+    return found
+
+
+def _regexes_of_lark(text: str) -> set[str]:
+    """The regular expressions of a grammar in Lark, and of the JSON schemas in it."""
+    found, place, read = set[str](), 0, json.JSONDecoder().raw_decode
+    while piece := _LARK.search(text, place):
+        place = piece.end()
+        if piece["regex"]:
+            found.add(piece["regex"])
+        elif piece["schema"]:
+            schema, place = read(text, place)
+            found |= _regexes_of_schema(schema)
+    return found
 
 
 def _reason(matcher: "LLMatcher") -> str:

@@ -196,7 +196,8 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
 def _blamed(model: Model, body: SharedFields, params: SamplingParams, param: str, error: InvalidRequest) -> ApiError:
     """The refusal of a request whose grammar cannot be compiled. The grammar of calls is ours, so that its errors would
     quote lines that nobody sent: where a tool's schema is at fault, the error is about that one."""
-    if isinstance(body, ChatRequest) and body.may_call and "failed to compile JSON schema" in str(error):
+    is_of_schema = any(one in str(error) for one in ("failed to compile JSON schema", "regular expressions of"))
+    if isinstance(body, ChatRequest) and body.may_call and is_of_schema:
         for index, tool in enumerate(body.tools or ()):
             if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.function.name:
                 continue

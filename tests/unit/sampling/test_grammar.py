@@ -16,7 +16,7 @@ from outpace.core.params import Grammar
 from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import grammar_tokenizer
-from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack
+from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack, _regexes_of_lark
 from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, toy_tokenizer
 
 V = 160
@@ -154,6 +154,11 @@ def test_forced_text_is_said(grammars: Grammars) -> None:
         (Grammar.lark(""), "Empty grammar"),
         (Grammar.regex("a" * 1_000_001), "1,000,001 characters"),
         (Grammar.regex("(a|b)*" * 3400), "the limit is 20,000"),  # 90,000 characters take 450 MB, and 64 are kept
+        (Grammar.json_schema({"pattern": "^(a|b)*$", "anyOf": [{"pattern": "(a|b)*" * 3400}]}), "of 20,408 characters"),
+        (Grammar.json_schema({"patternProperties": {"a?" * 6000: {}, "b?" * 6000: {}}}), "of 24,000 characters"),
+        (Grammar.json_schema({"x-guidance": {"key_separator": "a?" * 10_001}}), "of 20,002 characters"),
+        (Grammar.lark('start: T  # "\nT: /' + "(a|b)*" * 3400 + "/"), "of 20,400 characters"),
+        (Grammar.lark('start: </a> %json {"pattern": "' + "a?" * 10_001 + '"}'), "of 20,002 characters"),
         *((Grammar("json", text), "grammar=json") for text in ("5", "true", "null", "[1]", "1.5", "{")),
     ],
 )
@@ -165,6 +170,15 @@ def test_what_cannot_be_compiled_or_satisfied_is_refused(grammars: Grammars, gra
     assert str(raised.value).startswith("grammar=")
     assert "<state>" not in str(raised.value)
     assert len(str(raised.value)) < 700
+
+
+def test_only_regular_expressions_count_as_such(grammars: Grammars) -> None:
+    """Guards against large grammars that are refused for slashes in their strings and comments, or for a pattern that
+    many fields have; and against reading a hostile one again from each of its quotes."""
+    same = {f"p{number}": {"type": "string", "pattern": "^[ab]{1,9}$"} for number in range(2000)}
+    constraint(grammars, Grammar.json_schema({"properties": same}))
+    constraint(grammars, Grammar.lark('start: "/a" | "b/" | "\\"/c"  // /' + "x" * 30_000 + '\n  | "d"'))
+    assert _regexes_of_lark('"' + '\\"' * 90_000 + "/a/") == set()
 
 
 def test_an_answer_that_cannot_end_is_refused(grammars: Grammars) -> None:
