@@ -68,8 +68,8 @@ class PlainTokenizer:
 
     def apply_chat_template(
         self, messages: Sequence[Any], tools: list[Any] | None, add_generation_prompt: bool, **others: Any
-    ) -> dict[str, list[int]]:
-        """Ids of a conversation; `others` are the options by which transformers does the same.
+    ) -> str:
+        """The text of a conversation; `others` are the options by which transformers does the same.
 
         Raises:
             ValueError: no messages, or no template.
@@ -77,14 +77,13 @@ class PlainTokenizer:
         """
         if not messages or self.chat_template is None:
             raise ValueError("a conversation needs at least one message, and a chat template")
-        text = _compiled(self.chat_template).render(
+        return _compiled(self.chat_template).render(
             messages=messages,
             tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self.special_tokens_map,
         )
-        return self(text, add_special_tokens=False)
 
     def stock(self) -> "PreTrainedTokenizerFast":
         """The tokenizer of transformers."""

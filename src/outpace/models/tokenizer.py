@@ -102,7 +102,11 @@ class TextCodec:
         return list(spellings)
 
     def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
-        """Ids of a conversation, up to where the assistant's answer begins.
+        """Ids of a conversation; arguments and errors are those of `render_chat`."""
+        return self.encode_rendered(self.render_chat(messages, tools))
+
+    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] | None = None) -> str:
+        """The text of a conversation, up to where the assistant's answer begins.
 
         Args:
             messages: of the conversation.
@@ -115,16 +119,17 @@ class TextCodec:
             raise InvalidRequest(f"{self.name} has no chat template: pass plain text or token ids instead of messages")
         checked = [_checked_message(message) for message in messages]
         try:
-            rendered: Any = self.tokenizer.apply_chat_template(
-                checked,
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
+            rendered: str = self.tokenizer.apply_chat_template(
+                checked, tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
             )
+            check_text("text", rendered)  # arguments of calls may hold halves of surrogate pairs
         except Exception as error:
             raise InvalidRequest(f"the chat template of {self.name} refuses these messages: {error}") from error
-        return list(rendered["input_ids"])
+        return rendered
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of what `render_chat` returned."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""

@@ -117,35 +117,36 @@ def _characters(value: Any) -> int:
 
 
 def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:
-    """Ids of a conversation, with its tools if they may be called. Fields that the template ignores are refused."""
+    """Ids of a conversation, with its tools if they may be called. Fields that the template ignores are refused: texts
+    with and without them are compared, since rendering takes a fraction of encoding."""
     codec = model.codec
     try:
-        plain = codec.encode_chat(messages)
+        plain = codec.render_chat(messages)
     except InvalidRequest as error:
         raise ApiError(400, f"messages: {error}", "messages") from error
     called = next((index for index, message in enumerate(messages) if "tool_calls" in message), None)
     if called is not None and not _shows_calls(codec, messages, plain):
         raise refused(f"messages[{called}].tool_calls", f"the chat template of {codec.name} does not show them")
     if not body.may_call:
-        return plain
+        return codec.encode_rendered(plain)
     tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()]
     _check_characters(model, _characters(tools), "tools")
     try:
-        ids = codec.encode_chat(messages, tools)
+        text = codec.render_chat(messages, tools)
     except InvalidRequest as error:
         raise ApiError(400, f"tools: {error}", "tools") from error
-    if ids == plain:
+    if text == plain:
         raise refused("tools", f"the chat template of {codec.name} takes none; name one that does by --chat-template")
     special = [added.content for added in codec.tokenizer.added_tokens_decoder.values() if added.special]
     if OPEN not in str(codec.tokenizer.chat_template) or OPEN in special:
         raise refused("tools", f"this server reads calls within {OPEN}, and the chat template asks for another form")
-    return ids
+    return codec.encode_rendered(text)
 
 
-def _shows_calls(codec: TextCodec, messages: list[dict[str, Any]], shown: list[int]) -> bool:
+def _shows_calls(codec: TextCodec, messages: list[dict[str, Any]], shown: str) -> bool:
     without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
     try:
-        return codec.encode_chat(without) != shown
+        return codec.render_chat(without) != shown
     except InvalidRequest:  # such as Mistral's, in which roles alternate but for calls and their results
         return True
 

@@ -470,7 +470,7 @@ def test_a_client_that_leaves_in_its_body_is_no_fault(model: Model) -> None:
 def test_what_cannot_fit_is_refused_before_it_is_encoded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against megabytes of text that are encoded, for seconds, while all others wait to come in."""
     with serving(model) as one:
-        monkeypatch.setattr(model.codec, "encode_chat", None)
+        monkeypatch.setattr(model.codec, "render_chat", None)
         monkeypatch.setattr(model.codec, "encode", None)
         text, chats = "x" * 1_000_000, "/v1/chat/completions"
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
@@ -487,13 +487,13 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(model: Model, monkeypat
 def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against thousands of bodies in memory while one takes long to be encoded."""
     may_go_on = threading.Event()
-    encode = model.codec.encode_chat
+    encode = model.codec.encode_rendered
 
-    def slow(*arguments: Any) -> list[int]:
+    def slow(text: str) -> list[int]:
         may_go_on.wait(20)
-        return encode(*arguments)
+        return encode(text)
 
-    monkeypatch.setattr(model.codec, "encode_chat", slow)
+    monkeypatch.setattr(model.codec, "encode_rendered", slow)
     with serving(model, max_queue=1) as one, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(one.post, CHAT) for _ in range(3)]
         wait_until(lambda: one.service._read == 3)

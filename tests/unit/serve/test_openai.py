@@ -296,6 +296,29 @@ def test_arguments_of_calls_are_objects() -> None:
     assert '"type": "object"' in call_grammar(functions, must_call=True, only_one=True).text
 
 
+def test_a_conversation_with_calls_is_encoded_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against agents whose long conversations are encoded anew for each check of the chat template."""
+    kind, encoded = type(served.model.codec.tokenizer), list[str]()
+    encode = kind.__call__
+
+    def counted(self: Any, text: str, **options: Any) -> Any:
+        encoded.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(kind, "__call__", counted)
+    call = {"id": "1", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+    messages: Any = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "Noon", "tool_call_id": "1"},
+    ]
+    with served.client() as client:
+        client.chat.completions.create(model=NAME, messages=messages, tools=[TIME], max_tokens=2)
+    (text,) = encoded
+    assert "Tools: " in text
+    assert "<tool_call>" in text.partition("When?")[2]
+
+
 def test_an_agent_calls_a_tool_and_answers(served: Served) -> None:
     """Guards against an agent framework that does not get on with the server: its call, the tool's answer, its end."""
     asked: list[str] = []
