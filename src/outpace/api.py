@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any, cast, overload
 
@@ -58,14 +57,6 @@ def checked_params(
     if one_sample_only and params.n != 1:
         raise InvalidRequest(f"n={params.n}: {one_sample_only} carries one sample; use generate for several")
     return params
-
-
-def resolved(params: SamplingParams, codec: TextCodec) -> SamplingParams:
-    """The parameters with bad words as ids."""
-    if not params.bad_words:
-        return params
-    banned = [ids for word in params.bad_words for ids in codec.encode_word(word)]
-    return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
 
 
 def checked_name(field: str, name: Any) -> str:
@@ -365,16 +356,20 @@ class Model:
         Raises:
             InvalidRequest: a bad option, or a model without a chat template.
         """
-        params = resolved(checked_params(params, options, one_sample_only="a conversation"), self.codec)
+        params = self.resolved(checked_params(params, options, one_sample_only="a conversation"))
         return Chat(self.engine, self.codec, params, *self.drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of text, chat messages or ids; `InvalidRequest` for anything else, or if the template refuses it."""
         return encoded(prompt, self.codec)
 
+    def resolved(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with words as ids where ids decide."""
+        return self.codec.resolved(params, self.target.eos_token_ids, self.target.vocab_size)
+
     def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:
         """How close the choice between two tokens after `ids` was; the first `prompt_length` ids are the prompt."""
-        return margin_of(self.engine, ids, resolved(params, self.codec), tokens, prompt_length)
+        return margin_of(self.engine, ids, self.resolved(params), tokens, prompt_length)
 
     def _add(
         self,
@@ -385,7 +380,7 @@ class Model:
         options: dict[str, Any],
         only_one: bool = False,
     ) -> list[Session]:
-        params = resolved(checked_params(params, options, "a stream" if only_one else None), self.codec)
+        params = self.resolved(checked_params(params, options, "a stream" if only_one else None))
         proposer, chosen = self.drafting(method, budget)
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
 

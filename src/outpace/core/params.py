@@ -165,7 +165,11 @@ class SamplingParams:
     n: int = setting(
         1, "Samples per prompt; the noise of each is keyed by its index.", unit="SAMPLES", low=1, high=MAX_SAMPLES
     )
-    stop: tuple[str, ...] = setting((), "String that ends the answer, which stops before it.", unit="TEXT")
+    stop: tuple[str, ...] = setting(
+        (),
+        "String that ends the answer, which stops before it; the name of a special token is that token.",
+        unit="TEXT",
+    )
     eos_token_ids: tuple[int, ...] | None = setting(None, "Token ids that end the answer; by default the model's own.")
     verification: str = setting(
         "match",

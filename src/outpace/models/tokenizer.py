@@ -4,11 +4,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import DecodeStream
 
+from outpace.core.params import SamplingParams
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import stage
@@ -100,6 +102,25 @@ class TextCodec:
         if () in spellings:
             raise InvalidRequest(f"bad_words: the tokenizer of {self.name} has no tokens for {word!r}")
         return list(spellings)
+
+    def resolved(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> SamplingParams:
+        """Parameters with bad words as ids, and with stop strings that are special tokens among the ids that end the
+        answer: its text leaves such tokens out, so that no string would be found there.
+
+        Args:
+            eos_token_ids: of the model.
+            vocab_size: ids of the model; no others are added.
+        """
+        own = [token for token in eos_token_ids if 0 <= token < vocab_size]
+        kept = () if params.ignore_eos else own if params.eos_token_ids is None else params.eos_token_ids
+        added = self.tokenizer.added_tokens_decoder.items() if params.stop else ()
+        ends = [token for token, one in added if one.special and one.content in params.stop and token < vocab_size]
+        if not set(ends) <= set(kept):
+            params = replace(params, ignore_eos=False, eos_token_ids=(*kept, *ends))
+        if not params.bad_words:
+            return params
+        banned = [ids for word in params.bad_words for ids in self.encode_word(word)]
+        return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
 
     def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         """Ids of a conversation; arguments and errors are those of `render_chat`."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.api import Model, resolved
+from outpace.api import Model
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import NOTHING, SHIPPED
@@ -182,7 +182,7 @@ class Service:
     async def _add(self, order: Order, inbox: Inbox, jobs: list[Job]) -> None:
         model, thread = self.model, self._thread
         assert thread is not None
-        params = await self.prepared(lambda: resolved(order.params, model.codec))
+        params = await self.prepared(lambda: model.resolved(order.params))
         for index, prompt in enumerate(order.prompts):
             sessions = await self.prepared(
                 lambda prompt=prompt: model.engine.add(prompt, params, order.proposer, order.budget)

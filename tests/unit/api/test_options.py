@@ -40,6 +40,17 @@ def test_bad_words_are_not_said(model: outpace.Model, temperature: float) -> Non
     assert single not in both.text
 
 
+@pytest.mark.parametrize("ends", [{"eos_token_ids": ()}, {"ignore_eos": True}, {"eos_token_ids": 5}])
+def test_a_special_token_is_a_stop_string_too(model: outpace.Model, ends: dict[str, Any]) -> None:
+    """Guards against a stop string that is never found, because texts leave special tokens out."""
+    options: dict[str, Any] = {"max_new_tokens": 9, "logit_bias": {0: 100}} | ends
+    assert model.generate("hello", **options).token_ids == (0,) * 9
+    found = model.generate("hello", stop=["never", "<eos>"], **options)
+    assert (found.token_ids, found.text, found.finish_reason) == ((0,), "", "stop")
+    plain = SamplingParams(stop="<eos>")
+    assert model.resolved(plain) is plain, "it ends the answer as it is"
+
+
 def test_words_are_spelled_with_and_without_a_space(model: outpace.Model) -> None:
     """Guards against a word that is stopped at the start of a text alone, lost white space, added special tokens."""
     encode = model.encode
