@@ -135,7 +135,7 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     if shape != "template":  # the union wants scores
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))
         learned = AcceptanceModel(priors()["greedy"]), AcceptanceModel(priors()["sampled"])
-        makers.append(lambda known: UnionProposer(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
+        makers.append(lambda known: UnionProposer(base(False), matrix, *learned, UnionPlan(8, 0.5), 12, device))
     for make in makers:
         assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), make, prompts, params)
 

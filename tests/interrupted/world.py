@@ -108,7 +108,7 @@ class World:
             return self._led(*DRAFTERS[method])
         if method.startswith("union"):
             base = self._led(method.removeprefix("union-"), "beam")
-            return union_of(base, MatrixLearner(TransitionMatrix(VOCAB, CPU)), UnionPlan(6, 0.0, 0.9))
+            return union_of(base, MatrixLearner(TransitionMatrix(VOCAB, CPU)), UnionPlan(6, 0.9))
         base = proposer_of("gated", LedSource(source_of("eagle3", self.target), self._answers), leaves_room=True)
         matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
         return GraftedProposer(base, [SuffixRetriever(CPU), matrix], CPU, "tail" if method == "tail" else "root", 0.4)

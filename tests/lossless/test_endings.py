@@ -90,7 +90,7 @@ def fixed(source: ToySource) -> Proposer:
 def union(source: ToySource) -> Proposer:
     base = GrowingProposer(source, Beam(BeamConfig(depth=4, breadth=4)), 40)
     matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), False)
-    return union_of(base, matrix, UnionPlan(40, 0.0, None))
+    return union_of(base, matrix, UnionPlan(40, None))
 
 
 @pytest.mark.parametrize("make", [beam, fixed, union])

@@ -65,7 +65,7 @@ def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: A
     def make(sequences: list[list[int]]) -> Proposer:
         base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, breadth=3)), budget)
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), private)
-        wanted = UnionPlan(**{"draft_budget": 6, "min_prob": 0.0, "skip_draft_above": None, **plan})
+        wanted = UnionPlan(**{"draft_budget": 6, "skip_draft_above": None, **plan})
         return union_of(base, matrix, wanted, budget)
 
     return make
@@ -109,7 +109,7 @@ METHODS: dict[str, MakeProposer] = {
         lambda: GrowingProposer(ToySource(blend(0.8, VOCAB)), Beam(BeamConfig()), 12), reserved=0.5
     ),
     "toy-union": union(),
-    "toy-union-private": union(share=0.5, private=True, min_prob=0.02, budget=30),
+    "toy-union-private": union(share=0.5, private=True, budget=30),
     "toy-union-enough": union(share=1, skip_draft_above=0.8),
     "outpace": named("outpace:draft=none,budget=9"),
     "toy-gated": growing(lambda: Gated(GatedConfig(breadth=3, thresholds=(0.4, 0.3, 0.2)))),

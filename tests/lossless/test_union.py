@@ -22,7 +22,7 @@ from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 from tests.unit.trees.union.worlds import union_of
 
 CPU = torch.device("cpu")
-PLANS = {"always": UnionPlan(6, 0.0, None), "enough": UnionPlan(6, 0.01, 0.4)}
+PLANS = {"always": UnionPlan(6, None), "enough": UnionPlan(6, 0.4)}
 SOURCES = ["domino", "lattice", "dflash", "dflash2", "dspark-confident", "eagle3", "draft-lm", "none"]
 
 

@@ -144,7 +144,6 @@ class Growing(ctypes.Structure):
         *((name, c_void_p) for name in ("weights", "draft_tokens", "draft_parents", "draft_scores", "endings")),
         *((name, c_void_p) for name in ("noise", "least_gains", "tokens", "parents", "drafted", "origins")),
         *((name, c_void_p) for name in ("gains", "named_from", "named", "features")),
-        *((name, c_double) for name in ("min_prob", "wanted_gain")),
         *((name, c_int64) for name in ("vocabulary", "before")),
         *((name, c_int32) for name in ("draft_count", "ending_count", "least_count", "budget", "max_depth")),
         *((name, c_int32) for name in ("count", "expanded")),

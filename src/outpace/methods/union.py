@@ -16,7 +16,7 @@ from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.lattice.methods import BEST, LATTICE
 from outpace.drafters.method import ANY, Method
 from outpace.drafters.model_options import ModelOptions, Window
-from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options
+from outpace.drafters.options import OF_MATRIX, MatrixOptions, Options
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner
 from outpace.trees.retrieval.warm_file import load_matrix
@@ -28,7 +28,10 @@ DRAFTS = {
     "linear": LINEAR,
 }  # fmt: skip
 MOST_PRICED = 31  # nodes of a tree on a CPU where the cost model chooses the number
-_OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary", "window")
+DRAFT_BUDGET = 15  # nodes of the draft at most
+BREADTH = 10  # of its beam: children of a node, and nodes of a level that are expanded
+ENOUGH = 3.0  # tokens that retrieval is expected to give where a round without prices does without a draft
+_OF_DRAFT = ("depth", "vocabulary", "window")
 
 
 class OutpaceOptions(MatrixOptions, Options):
@@ -39,7 +42,6 @@ class OutpaceOptions(MatrixOptions, Options):
         description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth; by "
         "default as where no method is named: the drafter that was given, or what is best of those that ship",
     )
-    draft_budget: int = Field(default=15, ge=1, le=MAX_BUDGET, description="nodes that it drafts at most")
     depth: int | None = Field(
         default=None,
         ge=1,
@@ -47,25 +49,10 @@ class OutpaceOptions(MatrixOptions, Options):
         description="drafted tokens on the longest path of its beam; by default 3 with priced=true, else 8 "
         "or the block; with draft=lattice the block",
     )
-    beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
         default="both",
         description="what adds tokens to the draft: matrix, what the target ranked high after the same tokens "
         "before; suffix, what followed the longest match in the request's own text; both; none",
-    )
-    min_prob: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="probability of acceptance below which a token gets no slot; 0 uses the whole budget. Alone every "
-        "slot pays; where rows are dear, as in large batches on a CPU, about 0.5 keeps a batch from being slower than "
-        "plain",
-    )
-    skip_draft_above: float = Field(
-        default=3.0,
-        ge=0,
-        description="a round does without a draft where retrieval alone is expected to give this many tokens; 0 drafts "
-        "always; with priced=true, what pays decides instead",
     )
     priced: bool | None = Field(
         default=None,
@@ -90,12 +77,8 @@ class OutpaceOptions(MatrixOptions, Options):
     def _check_draft(self) -> "OutpaceOptions":
         if self.draft == "none":
             self.refuse_idle(_OF_DRAFT, "draft=none", "choose a draft")
-        if self.draft == "lattice":
-            self.refuse_idle(["beam"], "draft=lattice, which grows best-first")
-        if self.is_priced:
-            self.refuse_idle(["skip_draft_above"], "prices, which decide it", "give a budget")
-        idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
-        self.refuse_idle(idle, f"retrieve={self.retrieve}", "choose another retrieve")
+        if self.retrieve in ("none", "suffix"):
+            self.refuse_idle(OF_MATRIX, f"retrieve={self.retrieve}", "choose another retrieve")
         return self
 
     @property
@@ -112,11 +95,9 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
     budget = context.default_budget(15, 60) if options.budget is None else options.budget
     most = context.default_budget(MOST_PRICED, 60) if options.budget is None else options.budget
     base = EmptyDraft() if options.draft == "none" else _beam(options, context, budget)
-    may_skip = options.skip_draft_above > 0 and "none" not in (options.draft, options.retrieve)
     plan = UnionPlan(
-        draft_budget=options.draft_budget,
-        min_prob=options.min_prob,
-        skip_draft_above=options.skip_draft_above if may_skip else None,
+        draft_budget=DRAFT_BUDGET,
+        skip_draft_above=None if "none" in (options.draft, options.retrieve) else ENOUGH,
         uses_matrix=options.retrieve in ("both", "matrix"),
         uses_text=options.retrieve in ("both", "suffix"),
         uses_noise=options.noise,
@@ -139,7 +120,7 @@ def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Propos
     if options.draft == "lattice":
         given |= {"shape": BEST}
     else:
-        given |= {"shape": "beam", "beam": options.beam, "breadth": options.beam}
+        given |= {"shape": "beam", "breadth": BREADTH}
         if options.is_priced:  # few nodes pay; a tree of a given size is filled better by deep drafts
             given.setdefault("depth", 3)
     if options.noise and options.draft != "lattice":

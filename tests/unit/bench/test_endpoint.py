@@ -59,7 +59,7 @@ def measured(answer: Answer, server: Server, **options: Any) -> tuple[list[dict[
 def test_a_record_for_each_prompt_and_method() -> None:
     """Guards against prompts or methods that are left out, prompts that a server knows from the level before, and a
     budget of all methods that replaces a method's own."""
-    others = ("lookup:budget=8", "recycle", "recycle:as=paper", "outpace:draft_budget=5", "theirs:budget=3")
+    others = ("lookup:budget=8", "recycle", "recycle:as=paper", "outpace:draft=none", "theirs:budget=3")
     records, seen = measured(honest(), OURS, methods=others, budget=4)
     methods = ("plain", *others)
     assert sorted((one["index"], one["method"]) for one in records) == sorted(
@@ -68,7 +68,7 @@ def test_a_record_for_each_prompt_and_method() -> None:
     levels = {one["index"]: one["concurrency"] for one in records}
     assert [levels[index] for index in range(len(ITEMS))] == [1, 1, 1, 2, 2, 2, 2, 2]
     budgets = {(body["outpace"]["method"], body["outpace"].get("budget")) for body in seen.bodies}
-    assert budgets == {(name, 4 if name in ("recycle", "outpace:draft_budget=5") else None) for name in methods}
+    assert budgets == {(name, 4 if name in ("recycle", "outpace:draft=none") else None) for name in methods}
     assert all(body["model"] == "tiny" and body["seed"] == 4 and body["outpace"]["report"] for body in seen.bodies)
     asked = [body["outpace"]["method"] for body in seen.bodies if body["max_tokens"] == 9]
     turns = 1 + len(ITEMS)

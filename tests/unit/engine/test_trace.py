@@ -37,7 +37,7 @@ def grafted() -> Proposer:
 
 def union() -> Proposer:
     matrix = MatrixLearner(TransitionMatrix(VOCAB, CPU), False)
-    plan = UnionPlan(draft_budget=4, min_prob=0.0, skip_draft_above=None)
+    plan = UnionPlan(draft_budget=4, skip_draft_above=None)
     return union_of(drafting(), matrix, plan, budget=14)
 
 

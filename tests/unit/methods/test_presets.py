@@ -87,9 +87,9 @@ def load(target: Path, method: str, drafter: Path | str | None = None, dtype: st
         "domino:shape=beam,budget=12,depth=3,breadth=3,retrieve=suffix,reserved=0.3", "lattice",
         "lattice:shape=chain", "lattice:budget=9,depth=3,retrieve=suffix,reserved=0.3",
         "outpace:draft=lattice,budget=12", "outpace:draft=domino,budget=12",
-        "outpace:draft=eagle3,budget=12,beam=3,depth=2,draft_budget=5",
+        "outpace:draft=eagle3,budget=12,depth=2",
         "outpace:draft=dflash,budget=12,retrieve=none,noise=false",
-        "outpace:draft=eagle3,budget=12,skip_draft_above=0.7,matrix=private", "dart",
+        "outpace:draft=eagle3,budget=12,matrix=private", "dart",
         "dart:budget=12,depth=4,breadth=3", "dart:shape=beam,budget=12,depth=4,breadth=3", "dart:shape=chain",
         "dart:shape=dynatree,budget=12", "medusa", "medusa:shape=beam,budget=12,depth=3,breadth=3",
         "tokenswift:keep=17,budget=12", "dflash", "dflash:shape=beam,budget=12,depth=3,breadth=3", "domino",
@@ -151,24 +151,13 @@ def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, 
 
 
 def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against options that are read and then forgotten, of its draft's beam or of its own plan."""
-    model = load(target, "plain", drafters["eagle3"])
-    union = model.proposer("outpace:draft=eagle3,depth=2,beam=4,budget=9")
+    """Guards against options that are read and then forgotten."""
+    union = load(target, "plain", drafters["eagle3"]).proposer("outpace:draft=eagle3,depth=2,budget=9")
     assert isinstance(union, UnionProposer)
     assert isinstance(union.base, GrowingProposer)
     assert isinstance(union.base.shape, Beam)
-    assert union.base.shape.config == BeamConfig(depth=2, breadth=4, beam=4)
+    assert union.base.shape.config == BeamConfig(depth=2, breadth=10)
     assert union.budget == 9
-
-    def counts(options: str) -> tuple[int, int]:
-        method = f"outpace:draft=eagle3,budget=9{options}"
-        (answer,) = model.generate([PROMPTS[0]], max_new_tokens=20, method=method)
-        return answer.metrics.drafted - answer.metrics.retrieved, answer.metrics.draft_passes
-
-    always, passes = counts("")
-    assert counts(",draft_budget=1")[0] < always
-    assert counts(",min_prob=0.9")[0] < always
-    assert counts(",skip_draft_above=0.001")[1] < passes
 
 
 @pytest.mark.parametrize(("options", "depth"), [("", 3), (",budget=9", 8), (",budget=9,priced=true", 3)])

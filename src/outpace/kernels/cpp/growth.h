@@ -49,7 +49,6 @@ struct Growing {
   int64_t* named_from;   // [budget + 2]
   int64_t* named;        // what each node names, from named_from[node] on
   uint8_t* features;     // the same, of kSources each
-  double min_prob, wanted_gain;
   int64_t vocabulary, before;
   int32_t draft_count, ending_count, least_count, budget, max_depth;
   int32_t count, expanded;  // nodes, and how many of them were expanded
@@ -148,7 +147,7 @@ struct Grower {
     }
   }
 
-  void offer_all(int32_t node, int32_t depth, double price, double min_prob, Place place) {
+  void offer_all(int32_t node, int32_t depth, double price, double least, Place place) {
     const int32_t from = used;
     name_all(node, depth, place);
     double total = 0;
@@ -162,7 +161,7 @@ struct Grower {
     const int32_t first = source < 0 || source >= tree.draft_count ? -1 : first_child[source];
     for (int32_t at = from; at < used; ++at) {
       const double worth = price * (odds[at - from] / total);
-      if (!(worth >= min_prob)) continue;
+      if (!(worth >= least)) continue;
       int64_t drafted = -1;
       for (int32_t child = first; child >= 0; child = next_child[child])
         if (drafted < 0 && tree.draft_tokens[child] == tree.named[at]) drafted = child;
@@ -186,23 +185,23 @@ struct Grower {
   void grow() {
     tree.parents[0] = -1, tree.drafted[0] = 0, tree.origins[0] = kPending, tree.count = 1, tree.expanded = 0, tree.named_from[0] = 0;
     int32_t node = 0, depth = 0;
-    double price = 1, gain = 0, min_prob = tree.min_prob;
+    double price = 1, least = 0;  // price of a node
     Place place = tree.text ? place_of(*tree.text) : Place{0, 0};
     while (tree.count <= tree.budget) {
       if (tree.least_gains) {
         const int32_t nodes = tree.count - 1;
-        min_prob = std::max(min_prob, nodes < tree.least_count ? tree.least_gains[nodes] : INFINITY);
+        least = std::max(least, nodes < tree.least_count ? tree.least_gains[nodes] : INFINITY);
       }
-      if (depth < tree.max_depth && (!node || !is_ending(tree.tokens[node]))) offer_all(node, depth, price, min_prob, place);
+      if (depth < tree.max_depth && (!node || !is_ending(tree.tokens[node]))) offer_all(node, depth, price, least, place);
       tree.named_from[++tree.expanded] = used;
       if (offers.empty()) break;
       const Offer best = offers.top();
       offers.pop();
       node = tree.count, price = best.price, depth = best.depth;
-      if (price < min_prob || gain + price * (tree.budget + 1 - node) < tree.wanted_gain) break;
+      if (price < least) break;
       tree.tokens[node] = best.token, tree.parents[node] = best.parent, tree.drafted[node] = best.drafted;
       tree.origins[node] = origin(best.named);
-      tree.gains[node - 1] = price, gain += price, ++tree.count;
+      tree.gains[node - 1] = price, ++tree.count;
       place = tree.text ? step(*tree.text, best.place, int32_t(best.token)) : Place{0, 0};
     }
   }

@@ -39,8 +39,6 @@ class GrowthRequest:
         text: suffix automaton of its ids, made by the same grower and up to date; None without it.
         uses_noise: whether candidates are priced by the noise of the target's own draws, where that decides what is
             accepted.
-        min_prob: minimum price of a node.
-        wanted_gain: growth stops as soon as this gain is out of reach.
     """
 
     stream: Stream
@@ -50,9 +48,7 @@ class GrowthRequest:
     acceptance: AcceptanceModel
     budget: int
     max_depth: int
-    min_prob: float = 0.0
     draft: DraftTree | None = None
-    wanted_gain: float = 0.0
     prices: Prices | None = None
 
     @property
@@ -210,7 +206,6 @@ class _KernelTree:
         tree.gains, tree.named, tree.features = map(_address, (self._gains, self._tokens, self._features))
         tree.weights = request.acceptance.weights.buffer_info()[0]
         tree.text = None if request.text is None else request.text.handle
-        tree.min_prob, tree.wanted_gain = request.min_prob, request.wanted_gain
         tree.budget, tree.max_depth, tree.before = budget, request.max_depth, stream.before
         tree.endings, tree.ending_count = self._input(stream.ending_ids), len(stream.ending_ids)
         if request.matrix is not None:

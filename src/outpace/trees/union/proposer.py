@@ -34,7 +34,6 @@ class UnionPlan:
     """How the union builds its trees.
 
     Attributes:
-        min_prob: minimum probability of acceptance of a node; 0 uses the whole budget.
         skip_draft_above: expected gain of a tree without a draft above which nothing is drafted; None drafts always.
         uses_noise: whether the noise of the target's own draw counts. If so retrieved candidates are priced by it, and
             the draft's scores must contain it.
@@ -42,7 +41,6 @@ class UnionPlan:
     """
 
     draft_budget: int
-    min_prob: float
     skip_draft_above: float | None
     uses_matrix: bool = True
     uses_text: bool = True
@@ -187,9 +185,7 @@ class UnionProposer(Nested):
         """By request, the trees that do without a draft."""
         enough = self._plan.skip_draft_above
         asked = [index for index, one in enumerate(requests) if one.prices is not None or enough is not None]
-        grown = self._grow(
-            [states[index] for index in asked], [requests[index] for index in asked], wanted_gain=enough or 0.0
-        )
+        grown = self._grow([states[index] for index in asked], [requests[index] for index in asked])
         sketches = {index: one for index, one in zip(asked, grown, strict=True) if requests[index].prices is not None}
         found = {
             index: one
@@ -242,13 +238,8 @@ class UnionProposer(Nested):
         states: Sequence[UnionState],
         requests: Sequence[DraftRequest],
         drafts: Sequence[DraftTree] | None = None,
-        wanted_gain: float = 0.0,
     ) -> list[Growth]:
-        """The most likely tree of each request.
-
-        Args:
-            wanted_gain: growth without prices of time stops as soon as this gain is out of reach.
-        """
+        """The most likely tree of each request."""
         for state, request in zip(states, requests, strict=True):
             state.scale = 1.0 if request.prices is None else state.kept
         wanted = [
@@ -260,9 +251,7 @@ class UnionProposer(Nested):
                 acceptance=state.acceptance,
                 budget=request.budget,
                 max_depth=request.max_depth,
-                min_prob=self._plan.min_prob,
                 draft=None if drafts is None else drafts[index],
-                wanted_gain=0.0 if request.prices is not None else wanted_gain,
                 prices=request.prices and replace(request.prices, rate=request.prices.rate / state.scale),
             )
             for index, (state, request) in enumerate(zip(states, requests, strict=True))

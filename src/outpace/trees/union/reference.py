@@ -58,7 +58,7 @@ def grow_tree(request: GrowthRequest) -> Growth:
     tokens, parents, drafted = [stream.ids[-1]], [-1], [0]
     origins, gains = list[NodeOrigin](["pending"]), list[float]()
     candidates, offers, order = list[dict[int, Features]](), list[_Offer](), count()
-    node, depth, price, gain, floor = 0, 0, 1.0, 0.0, request.min_prob
+    node, depth, price, floor = 0, 0, 1.0, 0.0
     match = NO_MATCH if text is None else text.place
     while len(tokens) <= request.budget:
         if request.prices is not None:
@@ -75,14 +75,13 @@ def grow_tree(request: GrowthRequest) -> Growth:
             break
         cost, _, parent, token, depth, match = heappop(offers)
         node, price = len(tokens), -cost
-        if price < floor or gain + price * (request.budget + 1 - node) < request.wanted_gain:
+        if price < floor:
             break
         tokens.append(token)
         parents.append(parent)
         drafted.append(drafts.get(drafted[parent], {}).get(token, (NOWHERE, 0.0))[0])
         origins.append(model.origin(candidates[parent][token]))
         gains.append(price)
-        gain += price
         match = NO_MATCH if text is None else text.step(match, token)
     passes = 0 if request.draft is None else request.draft.draft_passes
     return Growth(tokens, parents, drafted, origins, gains=gains, candidates=_columns(candidates), passes=passes)

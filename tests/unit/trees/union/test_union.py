@@ -29,7 +29,7 @@ from tests.unit.trees.union.worlds import World
 VOCAB = 12
 CPU = torch.device("cpu")
 PROMPTS = [[1, 2], [4, 6, 4, 6, 4, 6, 4], [7, 1, 3]]
-PLAN = UnionPlan(draft_budget=6, min_prob=0.0, skip_draft_above=None)
+PLAN = UnionPlan(draft_budget=6, skip_draft_above=None)
 
 
 class Recorded(AcceptanceModel):
@@ -163,7 +163,7 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
     least, *others = sorted(gains)
     for enough, asked in ((None, [0, 1, 2]), (others[0], [gains.index(least)]), (0.5 * least, []), (99.0, [0, 1, 2])):
         base = Told(toy_draft())
-        union = made(base, UnionPlan(draft_budget=4, min_prob=0.0, skip_draft_above=enough))
+        union = made(base, UnionPlan(draft_budget=4, skip_draft_above=enough))
         states = [union.open(slot) for slot in range(len(requests))]
         trees = union.propose(states, requests)
         assert [state for state, _ in base.asked] == [states[index].of_base for index in asked]
@@ -183,7 +183,7 @@ def test_witnesses_that_are_not_asked_name_nothing() -> None:
     text, both = [5, 6, 7, 5, 6], []
     for uses_matrix in (False, True):
         for uses_text in (False, True):
-            union = made(EmptyDraft(), UnionPlan(6, 0.0, None, uses_matrix, uses_text))
+            union = made(EmptyDraft(), UnionPlan(6, None, uses_matrix, uses_text))
             state = union.open(0)
             (tree,) = union.propose([state], [draft_request(text, 10, 1)])
             union.rewind(state, 2)
@@ -270,7 +270,7 @@ def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
     assert bool(lone.matrix.successors.any())
     assert union.sampled is taught.sampled
     greedy, sampled = priors()["greedy"], priors()["sampled"]
-    plan, matched = UnionPlan(3, 0.0, None), (AcceptanceModel(greedy), AcceptanceModel(sampled))
+    plan, matched = UnionPlan(3, None), (AcceptanceModel(greedy), AcceptanceModel(sampled))
     other = UnionProposer(EmptyDraft(), union.matrix, *matched, plan, 5, CPU, AcceptanceModel(greedy))
     weights = [list(other.open(0, alone).sampled.weights) for alone in (True, False)]
     assert weights == [list(greedy), list(sampled)]
@@ -299,7 +299,7 @@ def test_a_reset_forgets_what_requests_have_taught() -> None:
 def test_a_rewound_conversation_matches_what_is_kept() -> None:
     """Guards against matches in ids that were taken back, and a draft that still believes in them."""
     base = Told(EmptyDraft())
-    union = made(base, UnionPlan(6, 0.0, None, uses_matrix=False))
+    union = made(base, UnionPlan(6, None, uses_matrix=False))
     state = union.open(0)
     (tree,) = union.propose([state], [draft_request([1, 2, 3, 4, 1, 2], 2, 9)])
     assert node_paths(tree)[-1] == (3, 4)

@@ -50,7 +50,7 @@ def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str
             right = torch.tensor(session.ids)
             rows = (right[1:, None] + torch.arange(8)) % VOCAB  # what comes next, and seven others
             matrix.update(right[:-1], rows)
-        learner, plan = MatrixLearner(matrix, private=True), UnionPlan(10, 0.0, 1.0)
+        learner, plan = MatrixLearner(matrix, private=True), UnionPlan(10, 1.0)
         return UnionProposer(drafter, learner, Moody(), Moody(), plan, 10, CPU)
 
     prompts = [[5, 6, 7, 8, 9, 10], [20, 21]]
@@ -62,7 +62,7 @@ def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str
 
 def test_without_a_draft_nothing_trained_is_needed() -> None:
     """Guards against draft=none that looks for a drafter, and defaults that do not reach the proposer."""
-    spec = parse_method("outpace:draft=none,budget=9,matrix=private,min_prob=0.01")
+    spec = parse_method("outpace:draft=none,budget=9,matrix=private")
     assert spec.drafter is None
     proposer = build_proposer(spec, AROUND)
     assert isinstance(proposer, UnionProposer)
@@ -110,15 +110,12 @@ def test_options_that_cannot_be_are_refused() -> None:
         assert parse_method(f"outpace:draft={draft}").drafter == draft
     assert parse_method("outpace").is_open
     for option in (
-        "draft=medusa", "draft_budget=0", "draft_budget=99999", "depth=0", "depth=65", "beam=0", "retrieve=all",
-        "min_prob=1", "min_prob=-0.1", "skip_draft_above=-1", "matrix=ours", "budget=-1", "depth=2,draft=none",
-        "skip_draft_above=0,draft=none", "beam=3,draft=lattice",
+        "draft=medusa", "depth=0", "depth=65", "retrieve=all", "matrix=ours", "budget=-1", "depth=2,draft=none",
         "warm=x,retrieve=suffix", "matrix=private,retrieve=none",
-        "skip_draft_above=2,retrieve=none", "skip_draft_above=0,retrieve=none",
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match=option.partition("=")[0]):
             parse_method(f"outpace:{option}")
-    with pytest.raises(InvalidRequest, match=r"outpace takes .*draft_budget.*, not 'shape=beam'"):
+    with pytest.raises(InvalidRequest, match=r"outpace takes .*depth.*, not 'shape=beam'"):
         parse_method("outpace:shape=beam")
     with pytest.raises(InvalidRequest, match="needs a trained drafter"):
         build_proposer(parse_method("outpace:draft=eagle3"), AROUND)
