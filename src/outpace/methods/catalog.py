@@ -58,7 +58,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "fixed": {"budget": 256, "vocabulary": "all"},
         # DynaTree, appendix A: N_max = 256, on WikiText-2; D_max = 9 on PG-19 is depth=9. The paper leaves open B_mid,
         # rho_stop, rho_deep, tau, W, a* and the step sizes (section 3.3 refers to an appendix B without them): these
-        # are defaults after the authors' code, but for the steps. a* = 0.7 is on that code's scale, accepted tokens
+        # are values after the authors' code, but for the steps. a* = 0.7 is on that code's scale, accepted tokens
         # over a depth; section 3.3's, over all that is drafted, is statistic=committed. The pending token branches, as
         # in section 3.3; Algorithm 1 roots the tree in the draft's first token, which is root_breadth=1.
         "dynatree": {"budget": 256, **_LIKELIEST},

@@ -38,8 +38,7 @@ TREES: dict[str, dict[str, Any]] = {
     "dynatree": {
         "budget": 256, "shape": "dynatree", "depth": 8, "base_depth": 5, "min_breadth": 1, "mid_breadth": 2,
         "max_breadth": 3, "high_confidence": 0.9, "low_confidence": 0.4, "stop_path_prob": 0.1, "deep_path_prob": 0.5,
-        "min_path_prob": 0.05, "prune": "leaves", "history": "paper", "target_acceptance": 0.7, "entries": 10,
-        "vocabulary": "all", "noise": False,
+        "min_path_prob": 0.05, "prune": "leaves", "history": "paper", "vocabulary": "all", "noise": False,
     },
     # The authors' D = 8 levels of 3, below the draft's first token, which is the pending token's only child.
     "fixed": {

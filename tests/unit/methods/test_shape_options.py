@@ -105,7 +105,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         "graft:place=tail,retrieve_breadth=2", "graft-dflash:retrieve_breadth=2",
     ),
     "context": ("recycle:context=3", "recycle:context=0", "outpace:retrieve=suffix,context=2", "linear:context=2"),
-    "depth_step=0.1: does nothing with history=off; leave it out": ("dynatree:depth_step=0.1,history=off",),
+    "statistic=depth: does nothing with history=off; leave it out": ("dynatree:statistic=depth,history=off",),
     "statistic=committed: does nothing with history=authors": ("dynatree:statistic=committed,history=authors",),
     "calibration=off: does nothing with shape=chain; leave it out": ("linear:calibration=off",),
     "calibration=private: does nothing with shape=chain": ("domino:calibration=private",),

@@ -63,23 +63,22 @@ AUTHORS_DEAD_ZONE = 0.1
 AUTHORS_CONFIDENCE_STEP = 0.05
 AUTHORS_CONFIDENCE_RANGE = (0.5, 0.95)
 AUTHORS_DEEP_RANGE = (0.3, 0.8)
-# Both rules wait for this many entries of history.
+# Both rules: the paper's a* and W, and for how many entries of history they wait.
+TARGET_ACCEPTANCE = 0.7
+ENTRIES = 10
 FEWEST_ENTRIES = 5
+# The paper's steps eta_D and eta_h, for which it gives no numbers.
+DEPTH_STEP = 0.5
+CONFIDENCE_STEP = 0.025
 # Keeps the two confidence thresholds apart when history moves the upper one.
 CONFIDENCE_GAP = 0.01
-
-# What changes nothing with a rule of history.
-_IDLE: dict[str, tuple[str, ...]] = {
-    "off": ("target_acceptance", "statistic", "entries", "depth_step", "confidence_step"),
-    "authors": ("statistic", "depth_step", "confidence_step"),
-}
 
 
 class DynaTreeConfig(ShapeConfig):
     """Settings of DynaTree (sections 3.3 to 3.5, Algorithm 1; what the paper omits is from the authors' code).
 
     The paper's names: B_min, B_mid, B_max; tau_h and tau_l on c(u), the probability of the best child; D0 and D_max;
-    rho_stop and rho_deep; tau; a*, W, eta_D and eta_h.
+    rho_stop and rho_deep; tau.
     """
 
     min_breadth: int = Field(
@@ -114,19 +113,16 @@ class DynaTreeConfig(ShapeConfig):
         "zone, once per answer, as in their code; off. Under rejection, where trees have a say in what is said, the "
         "authors' rule stands still, for it goes from answer to answer; the paper's follows the request itself",
     )
-    target_acceptance: float = Field(default=0.7, gt=0, lt=1, description="what history steers towards")
     statistic: Literal["depth", "committed"] = Field(
         default="depth",
         description="what history takes for a round's acceptance: accepted drafts over the deepest depth drafted, or "
         "over all drafted (committed, as section 3.3 has it)",
     )
-    entries: int = Field(default=10, ge=FEWEST_ENTRIES, description="entries of history in the mean")
-    depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False, description="step of base_depth")
-    confidence_step: float = Field(default=0.025, ge=0, allow_inf_nan=False, description="step of high_confidence")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        self.refuse_idle(_IDLE.get(self.history, ()), f"history={self.history}")
+        if self.history != "paper":
+            self.refuse_idle(["statistic"], f"history={self.history}")
         ordered = [
             (self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
             (self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
@@ -174,12 +170,12 @@ class DynaTreeShape(PlainShape):
 
     def _first(self) -> DynaTreeState:
         config = self.config
-        rates = deque[float](maxlen=config.entries)
+        rates = deque[float](maxlen=ENTRIES)
         return DynaTreeState(float(config.base_depth), config.high_confidence, config.deep_path_prob, rates)
 
     def open(self, alone: bool = False) -> DynaTreeState:
         begin = self._first() if alone else self._carried
-        return replace(begin, rates=deque(maxlen=self.config.entries), alone=alone)
+        return replace(begin, rates=deque(maxlen=ENTRIES), alone=alone)
 
     def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
         """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""
@@ -220,10 +216,10 @@ class DynaTreeShape(PlainShape):
         state.rates.append(accepted / (deepest if config.statistic == "depth" else tree.drafted - 1))
         if config.history != "paper" or len(state.rates) < FEWEST_ENTRIES:
             return
-        error = sum(state.rates) / len(state.rates) - config.target_acceptance
-        state.base_depth = _clip(state.base_depth + config.depth_step * error, 1, config.depth - 1)
+        error = sum(state.rates) / len(state.rates) - TARGET_ACCEPTANCE
+        state.base_depth = _clip(state.base_depth + DEPTH_STEP * error, 1, config.depth - 1)
         lowest = config.low_confidence + CONFIDENCE_GAP
-        state.high_confidence = _clip(state.high_confidence - config.confidence_step * error, lowest, 1.0)
+        state.high_confidence = _clip(state.high_confidence - CONFIDENCE_STEP * error, lowest, 1.0)
 
     def end_answer(self, state: DynaTreeState) -> None:
         """Count the answer, and begin the next one of the conversation with what is carried."""
@@ -245,7 +241,7 @@ class DynaTreeShape(PlainShape):
         carried.rates.append(state.emitted / state.rounds / (config.base_depth + 2))
         if len(carried.rates) < FEWEST_ENTRIES:
             return
-        error = sum(carried.rates) / len(carried.rates) - config.target_acceptance
+        error = sum(carried.rates) / len(carried.rates) - TARGET_ACCEPTANCE
         if abs(error) <= AUTHORS_DEAD_ZONE:
             return
         step = math.copysign(1.0, error)

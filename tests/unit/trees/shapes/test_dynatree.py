@@ -197,9 +197,7 @@ BAD = {
     "dynatree": (
         "min_breadth=0", "max_breadth=17", "base_depth=x", "base_depth=4.5", "depth=65", "depth=",
         "high_confidence=1.1", "high_confidence=nan", "low_confidence=0", "stop_path_prob=-1",
-        "min_path_prob=0", "min_path_prob=nan", "target_acceptance=1", "target_acceptance=nan", "entries=4",
-        "depth_step=-0.1", "depth_step=inf", "confidence_step=nan", "history=mine",
-        "prune=never", "budget=512",
+        "min_path_prob=0", "min_path_prob=nan", "history=mine", "prune=never", "budget=512",
     ),
     "fixed": (
         "depth=0", "depth=65", "depth=2.5", "breadth=0", "breadth=17", "breadth=two", "root_breadth=0",
