@@ -59,11 +59,6 @@ class OutpaceOptions(MatrixOptions, Options):
         description="true: a round takes the nodes, and the draft, whose expected gain exceeds their cost here, as "
         "measured; false: always the whole budget; by default true, unless a budget is given",
     )
-    noise: bool = Field(
-        default=True,
-        description="true: at temperature > 0 draft, and price what was retrieved, by the random numbers that the "
-        "target will draw with; false: by probability alone",
-    )
     warm: str | None = Field(
         default=None,
         description="file made by `outpace train transitions` or `outpace warmup` that drafting starts from; none "
@@ -100,7 +95,6 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
         skip_draft_above=None if "none" in (options.draft, options.retrieve) else ENOUGH,
         uses_matrix=options.retrieve in ("both", "matrix"),
         uses_text=options.retrieve in ("both", "suffix"),
-        uses_noise=options.noise,
         most_priced=most if options.is_priced else 0,
         may_draft=options.draft != "none",
     )
@@ -115,16 +109,14 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
 
 def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Proposer:
     """A beam of the method that drafts, or the best-first tree of the lattice."""
-    handed_on = {"depth", "noise", "vocabulary", "window"}
+    handed_on = {"depth", "vocabulary", "window"}
     given = options.model_dump(include=handed_on, exclude_none=True) | {"budget": budget}
     if options.draft == "lattice":
         given |= {"shape": BEST}
     else:
-        given |= {"shape": "beam", "breadth": BREADTH}
+        given |= {"shape": "beam", "breadth": BREADTH, "calibration": "off"}  # the union's prices weigh keyed scores
         if options.is_priced:  # few nodes pay; a tree of a given size is filled better by deep drafts
             given.setdefault("depth", 3)
-    if options.noise and options.draft != "lattice":
-        given["calibration"] = "off"  # prices of its own weigh keyed scores
     assert options.draft is not None, "settled before"
     draft = DRAFTS[options.draft]
     drafting = draft.options.model_validate(given)

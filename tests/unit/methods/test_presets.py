@@ -88,7 +88,7 @@ def load(target: Path, method: str, drafter: Path | str | None = None, dtype: st
         "lattice:shape=chain", "lattice:budget=9,depth=3,retrieve=suffix,reserved=0.3",
         "outpace:draft=lattice,budget=12", "outpace:draft=domino,budget=12",
         "outpace:draft=eagle3,budget=12,depth=2",
-        "outpace:draft=dflash,budget=12,retrieve=none,noise=false",
+        "outpace:draft=dflash,budget=12,retrieve=none",
         "outpace:draft=eagle3,budget=12,matrix=private", "dart",
         "dart:budget=12,depth=4,breadth=3", "dart:shape=beam,budget=12,depth=4,breadth=3", "dart:shape=chain",
         "dart:shape=dynatree,budget=12", "medusa", "medusa:shape=beam,budget=12,depth=3,breadth=3",

@@ -37,14 +37,11 @@ class GrowthRequest:
     Attributes:
         matrix: the target's transitions, on the host; None without them.
         text: suffix automaton of its ids, made by the same grower and up to date; None without it.
-        uses_noise: whether candidates are priced by the noise of the target's own draws, where that decides what is
-            accepted.
     """
 
     stream: Stream
     matrix: TransitionMatrix | None
     text: Any
-    uses_noise: bool
     acceptance: AcceptanceModel
     budget: int
     max_depth: int
@@ -53,9 +50,10 @@ class GrowthRequest:
 
     @property
     def noise_depths(self) -> int:
-        """For how many depths candidates are priced by the noise of the target's draws."""
+        """For how many depths candidates are priced by the noise of the target's draws, where that decides what is
+        accepted."""
         params = self.stream.params
-        is_keyed = self.uses_noise and not params.is_greedy and params.verification == "match"
+        is_keyed = not (params.is_greedy or params.is_rejection)
         return max(1, min(self.max_depth, self.budget) + 1) if is_keyed else 0
 
     def noise_key(self, depth: int) -> tuple[int, int]:

@@ -35,8 +35,6 @@ class UnionPlan:
 
     Attributes:
         skip_draft_above: expected gain of a tree without a draft above which nothing is drafted; None drafts always.
-        uses_noise: whether the noise of the target's own draw counts. If so retrieved candidates are priced by it, and
-            the draft's scores must contain it.
         most_priced: maximum number of nodes of a tree that follows the cost model; 0 to use the whole budget.
     """
 
@@ -44,7 +42,6 @@ class UnionPlan:
     skip_draft_above: float | None
     uses_matrix: bool = True
     uses_text: bool = True
-    uses_noise: bool = True
     most_priced: int = 0
     may_draft: bool = True
 
@@ -92,6 +89,7 @@ class UnionProposer(Nested):
     """Grows every tree best-first from the candidates of draft, transitions and text, on the host.
 
     Args:
+        base: drafts. Its scores contain the noise of the target's own draws, by which retrieved tokens are priced.
         rejected: acceptance model above temperature 0 under rejection, where every request learns for itself; None for
             `sampled`.
     """
@@ -247,7 +245,6 @@ class UnionProposer(Nested):
                 stream=request.stream,
                 matrix=state.matrix if self._plan.uses_matrix else None,
                 text=state.text,
-                uses_noise=self._plan.uses_noise,
                 acceptance=state.acceptance,
                 budget=request.budget,
                 max_depth=request.max_depth,

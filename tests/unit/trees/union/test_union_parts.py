@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import PromptChunk, Proposer
+from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -89,19 +89,6 @@ def test_without_a_draft_a_tree_is_grown_once(monkeypatch: pytest.MonkeyPatch) -
     union = build_proposer(parse_method("outpace:draft=none"), AROUND)
     union.propose([union.open(slot) for slot in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])
     assert len(grown) == 3
-
-
-@pytest.mark.parametrize("noise", [True, False])
-def test_noise_is_heard_by_all_or_none(noise: bool) -> None:
-    """Guards against retrieval that listens to the noise where the draft was told not to, and the other way round:
-    whether trees depend on a request's seed must be what the option says."""
-    union = build_proposer(parse_method(f"outpace:draft=none,noise={noise}"), AROUND)
-    union.prefill([union.open(0)], [PromptChunk(torch.arange(12), torch.arange(12).repeat(12, 1))])
-    trees = set()
-    for seed in range(6):
-        (tree,) = union.propose([union.open(0)], [draft_request([1, 2], 6, 3, seed, temperature=0.8)])
-        trees.add(tuple(tree.tokens.tolist()))
-    assert (len(trees) > 1) == noise
 
 
 def test_options_that_cannot_be_are_refused() -> None:

@@ -92,7 +92,7 @@ class World:
         text = grower.text() if self.asks_text else None
         if text is not None:
             text.follow(self.stream.ids)
-        settings = {"uses_noise": True, "draft": self.draft} | options
+        settings = {"draft": self.draft} | options
         return GrowthRequest(
             self.stream, self.matrix, text, acceptance=self.acceptance, budget=budget, max_depth=depth, **settings
         )
