@@ -47,7 +47,7 @@ def test_a_special_token_is_a_stop_string_too(model: outpace.Model, ends: dict[s
     assert model.generate("hello", **options).token_ids == (0,) * 9
     found = model.generate("hello", stop=["never", "<eos>"], **options)
     assert (found.token_ids, found.text, found.finish_reason) == ((0,), "", "stop")
-    plain = SamplingParams(stop="<eos>")
+    plain = SamplingParams(stop=("<eos>",))
     assert model.resolved(plain) is plain, "it ends the answer as it is"
 
 
