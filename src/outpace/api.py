@@ -347,7 +347,7 @@ class Model:
         budget: int | None = None,
         **options: Any,
     ) -> Chat:
-        """A conversation whose KV is kept from turn to turn.
+        """A conversation, which the prefix cache holds from turn to turn.
 
         Args:
             system: a system message that opens it.

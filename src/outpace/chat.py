@@ -1,19 +1,19 @@
-"""A conversation: the messages, and the slot whose KV is kept from turn to turn."""
+"""A conversation: its messages, rendered and answered as a whole at every turn."""
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
-from outpace.engine.session import KeptSlot, Session
+from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import ChatMessage, TextCodec
 
 
 class Chat:
-    """A conversation with a model, made by `Model.chat`. Close it, or use it as a context manager, to free its slot.
+    """A conversation with a model, made by `Model.chat`.
 
-    The chat template renders the whole conversation at every turn. The common beginning with the ids in the slot's KV
-    cache is not computed again; answers do not depend on its length.
+    The chat template renders the whole conversation at every turn. Earlier turns are in the prefix cache and are not
+    computed again; answers do not depend on what is cached.
 
     Attributes:
         messages: the conversation so far, the system message included.
@@ -34,7 +34,6 @@ class Chat:
         self._engine, self._codec, self._params = engine, codec, params
         self._proposer, self._budget = proposer, budget
         self._opening: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
-        self._kept: KeptSlot | None = None
         # An answer that may still run, and the messages before it.
         self._open: tuple[Session, list[ChatMessage]] | None = None
         codec.encode_chat([*self._opening, {"role": "user", "content": "?"}])  # fails now, not at the first message
@@ -49,7 +48,7 @@ class Chat:
         Raises:
             InvalidRequest: the conversation exceeds the context; it is as it was before the call.
         """
-        self._close_stream()
+        self.close()
         asked: ChatMessage = {"role": "user", "content": text}
         prompt = self._codec.encode_chat([*self.messages, asked])
         limit = self._engine.target.max_length
@@ -60,10 +59,9 @@ class Chat:
                 "kv_cache_memory_bytes where memory sets the limit"
             )
 
-        (session,) = self._engine.add(prompt, self._params, self._proposer, self._budget, keep=True, resume=self._kept)
+        (session,) = self._engine.add(prompt, self._params, self._proposer, self._budget)
         try:
             stream = TokenStream(self._engine, session, self._finish)
-            self._kept = None
             self._open = session, [*self.messages, asked]
         except BaseException:  # whose traceback may keep the session alive
             session.is_cancelled = True
@@ -71,16 +69,16 @@ class Chat:
         return stream
 
     def reset(self) -> None:
-        """Forget the conversation but for the system message. The slot stays: the opening is not computed again."""
-        self._close_stream()
+        """Forget the conversation but for the system message."""
+        self.close()
         self.messages = list(self._opening)
 
     def close(self) -> None:
-        """Give the slot back. `send` may still be called and takes a slot again."""
-        self._close_stream()
-        if self._kept is not None:
-            self._engine.release(self._kept)
-            self._kept = None
+        """End an answer that still runs, whose stream may be gone. `send` may be called again."""
+        if self._open is not None:
+            session, _ = self._open
+            self._engine.cancel(session)
+            self._finish(session)
 
     def __enter__(self) -> "Chat":
         return self
@@ -94,14 +92,6 @@ class Chat:
         if opened is None or opened[0] is not session:
             return
         before = opened[1]
-        self._kept = session.kept
         if session.error is None:
             self.messages = [*before, {"role": "assistant", "content": session.stopper.text}]
         self._open = None  # last: until then this can be repeated
-
-    def _close_stream(self) -> None:
-        """End an answer that still runs. Its stream may be gone."""
-        if self._open is not None:
-            session, _ = self._open
-            self._engine.cancel(session)
-            self._finish(session)

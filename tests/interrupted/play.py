@@ -40,7 +40,7 @@ class Outcome:
 
 
 class Play:
-    """Requests of some methods that come, wait, are read, go on in a kept slot, are cancelled and end.
+    """Requests of some methods that come, wait, are read, go on with an answer, are cancelled and end.
 
     Args:
         methods: of the requests.
@@ -79,8 +79,6 @@ class Play:
     def _close(self) -> None:
         for _, session, _, _ in self.sessions:
             self._engine.cancel(session)
-            if session.kept is not None:
-                self._engine.release(session.kept)
 
     def _decode_injected(self) -> None:
         with self._injector:
@@ -95,13 +93,13 @@ class Play:
             except (Interrupt, NoMemory):
                 self._injector.resume()
 
-    def _add(self, number: int, prompt: list[int] | None = None, **options: object) -> Session:
+    def _add(self, number: int, prompt: list[int] | None = None) -> Session:
         method = self._methods[number % len(self._methods)]
         which, prompt = number % len(OPTIONS), prompt or PROMPTS[number % len(PROMPTS)]
-        which, proposer = 3 if "keep" in options else which, self._world.proposer(method)
+        proposer = self._world.proposer(method)
 
         def add() -> list[Session]:
-            return self._engine.add(prompt, SamplingParams(**OPTIONS[which]), proposer, **options)  # type: ignore[arg-type]
+            return self._engine.add(prompt, SamplingParams(**OPTIONS[which]), proposer)
 
         (session,) = self._do(add)
         self.sessions.append((f"{number}:{method}", session, prompt, which))
@@ -131,7 +129,7 @@ class Play:
 
         look()
         self._step()
-        talk = self._add(3, keep=True)
+        talk = self._add(3, PROMPTS[0])
         self._add(4)
         look()
         self._step()
@@ -139,15 +137,12 @@ class Play:
         while talk.finish_reason is None:
             self._step()
         prompt = [*talk.ids[:-2], 7, 9]
-        again = self._add(5, prompt, keep=True, resume=talk.kept)
+        self._add(5, prompt)
         while look():
             if self._steps > LIMIT:
                 raise RuntimeError("it hangs")
         while self._do(lambda: not self._engine.is_idle):
             self._step()
-        if again.kept is not None:
-            kept = again.kept
-            self._do(lambda: self._engine.release(kept))
         self._heard = tokens, text
 
     def _check(self) -> None:

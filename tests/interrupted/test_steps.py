@@ -60,7 +60,7 @@ def test_beginnings_are_shared_when_exceptions_come() -> None:
     for methods in TOGETHER:
         sessions = undisturbed(methods)[1].sessions
         sharing = [name for name, session, _, _ in sessions if session.metrics.reused_tokens]
-        assert [name for name in sharing if not name.startswith("5:")], f"{methods}: the kept slot alone"
+        assert [name for name in sharing if not name.startswith("5:")], f"{methods}: what goes on with an answer alone"
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""Whole lives of an engine, made up at random: requests come, are read, cancelled, dropped, kept and interrupted.
+"""Whole lives of an engine, made up at random: requests come, are read, cancelled, dropped, continued and interrupted.
 
 `python -m tests.sessions.fuzz FIRST COUNT` plays that many and prints what was counted.
 """
@@ -16,7 +16,7 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.engine.session import KeptSlot, Session
+from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import InvalidRequest, OutpaceError, StateLost
 from outpace.testing import decode
@@ -30,7 +30,7 @@ LIMIT = 3000
 """Steps after which an engine that does not come to an end hangs."""
 BAD: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 0}, {}), ({"n": 10**8}, {}), ({"temperature": -1.0}, {}), ({}, {"budget": 2.5}), ({}, {"budget": -1}),
-    ({"logit_bias": {VOCAB: 1.0}}, {}), ({"n": 2}, {"keep": True}), ({"bad_words": ("x",)}, {}),
+    ({"logit_bias": {VOCAB: 1.0}}, {}), ({"bad_words": ("x",)}, {}),
 ]  # fmt: skip
 """What is refused: fields of `SamplingParams`, and arguments of `Engine.add`."""
 
@@ -87,7 +87,6 @@ class Life:
         self._world = World()
         self._engine = self._world.engine
         self._asked: list[Asked] = []
-        self._kept: list[tuple[KeptSlot, list[int], str]] = []
         self._steps, self._was_interrupted = 0, False
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -95,8 +94,8 @@ class Life:
     def play(self, events: int) -> None:
         """Let so many things happen, then wait for all that is open, and count slots."""
         happenings: dict[Callable[[], None], int] = {
-            self._submit: 20, self._step: 30, self._read: 12, self._cancel: 3, self._drop: 3, self._resume: 6,
-            self._release: 2, self._reset: 2, self._toggle: 1, self._interrupt: 6, self._break: 1, self._refused: 3,
+            self._submit: 20, self._step: 30, self._read: 12, self._cancel: 3, self._drop: 3, self._go_on: 6,
+            self._reset: 2, self._toggle: 1, self._interrupt: 6, self._break: 1, self._refused: 3,
         }  # fmt: skip
         for happening in self._random.choices(list(happenings), list(happenings.values()), k=events):
             happening()
@@ -104,7 +103,6 @@ class Life:
             self._step()
         while self._asked:
             self._judge(self._asked.pop())
-        self._kept.clear()
         if not self._engine.is_idle or self._engine.free_slots != self._world.target.max_slots:
             self.faults.append(f"{self._engine.free_slots} slots are free in the end")
 
@@ -130,12 +128,11 @@ class Life:
         prompt = self._random.choice(PROMPTS)
         cut = self._random.choice((len(prompt), self._random.randint(1, len(prompt))))
         prompt = [*prompt[:cut], *(self._random.randrange(VOCAB) for _ in range(self._random.choice((0, 0, 1, 5))))]
-        self._add(self._random.choice(METHODS), prompt, SamplingParams(**options), self._random.random() < 0.3)
+        self._add(self._random.choice(METHODS), prompt, SamplingParams(**options))
 
-    def _add(self, method: str, prompt: list[int], params: SamplingParams, keep: bool, **more: Any) -> None:
-        keep, budget = keep and params.n == 1, self._random.choice((None, None, 0, 3, 9))
-        proposer = self._world.proposer(method)
-        for session in self._engine.add(prompt, params, proposer, budget, keep=keep, **more):
+    def _add(self, method: str, prompt: list[int], params: SamplingParams) -> None:
+        budget, proposer = self._random.choice((None, None, 0, 3, 9)), self._world.proposer(method)
+        for session in self._engine.add(prompt, params, proposer, budget):
             stream = TokenStream(self._engine, session) if self._random.random() < 0.4 else None
             self._asked.append(Asked(method, tuple(prompt), params, session, stream))
             self.counts["requests"] += 1
@@ -183,24 +180,16 @@ class Life:
             self._asked.remove(asked)
             self.counts["drops"] += 1
 
-    def _resume(self) -> None:
-        """A conversation's next turn, in the slot of the last one, sometimes with another method."""
+    def _go_on(self) -> None:
+        """A conversation's next turn, sometimes with another method."""
         asked = self._one(ended=True)
-        if asked is not None and asked.session.kept is not None and asked.session.error is None:
-            self._kept.append((asked.session.kept, asked.session.ids, asked.method))
-            self._judge(asked)
-            self._asked.remove(asked)
-        if self._kept and self._random.random() < 0.7:
-            kept, ids, method = self._kept.pop()
-            said = [*ids[: self._random.randint(1, len(ids))], *self._random.sample(range(VOCAB), 3)]
-            method = method if self._random.random() < 0.8 else self._random.choice(METHODS)
+        if asked is not None and asked.session.error is None:
+            ids = asked.session.ids
+            prompt = [*ids[: self._random.randint(1, len(ids))], *self._random.sample(range(VOCAB), 3)]
+            method = asked.method if self._random.random() < 0.8 else self._random.choice(METHODS)
             params = SamplingParams(max_new_tokens=6, seed=4, temperature=self._random.choice((0.0, 0.8)))
-            self._add(method, said, params, keep=True, resume=kept)
+            self._add(method, prompt, params)
             self.counts["turns"] += 1
-
-    def _release(self) -> None:
-        if self._kept:
-            self._engine.release(self._kept.pop(0)[0])
 
     def _reset(self) -> None:
         def forget() -> None:

@@ -135,8 +135,8 @@ class GrowingShape(Protocol):
     order. `weight` is the factor, above 0, of scores at a depth (from 1) in cumulative ones. `grow` returns two masks
     [F, C]: candidates that become nodes, and those of them that are expanded. `kept` returns, once all trees have
     grown, how many drafted nodes of each are kept [R] int64, the best by cumulative score.
-    Requests may share their budgets: all together never keep more than the sum. `observe` gets a verified tree,
-    `end_answer` marks the next answer of a conversation, `close` the end of a request.
+    Requests may share their budgets: all together never keep more than the sum. `observe` gets a verified tree, `close`
+    marks the end of a request.
 
     Attributes:
         width: candidates per node that it looks at.
@@ -164,8 +164,6 @@ class GrowingShape(Protocol):
     def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor: ...
 
     def observe(self, state: Any, observation: Observation) -> None: ...
-
-    def end_answer(self, state: Any) -> None: ...
 
     def reset(self) -> None: ...
 

@@ -242,8 +242,8 @@ class RequestStates(Protocol):
     `open` makes the state for a request in a slot of the target. A drafter with keys and values of its own has them in
     its slot of the same number, which it empties first. `reset` forgets what was learned across requests.
 
-    `rewind` discards all but the first `length` ids: a conversation continues from there, or an exception has cut a
-    step short. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself; afterwards
+    `rewind` discards all but the first `length` ids: an exception has cut a step short, or another text goes on from
+    there. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself; afterwards
     the state must be valid, though it may know less. What was learned across requests may stay.
 
     `fork` is `open` for a request whose first `length` ids are not passed to `prefill`: their keys and values were

@@ -1,8 +1,9 @@
 """Which requests there are, which slot each of them gets, and how much of its prompt is cached.
 
 A common prefix of prompts is computed once. A request that gets a slot copies the longest prefix of its prompt that is
-cached: in the slot of a running request, of one that has ended and whose slot was not reused, or in a kept slot. A
-request whose prompt begins like one that is being written waits until that beginning is written.
+cached: in the slot of a running request, or of one that has ended and whose slot was not reused. So the next turn of a
+conversation finds the turns before. A request whose prompt begins like one that is being written waits until that
+beginning is written.
 
 Under rejection nothing is shared: what a method has learned from other requests would affect the answer.
 
@@ -17,7 +18,7 @@ from weakref import ref
 
 from outpace.core.protocols import Target
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.engine.session import KeptSlot, Session, Written, shared
+from outpace.engine.session import Session, Written, shared
 
 LEAST_SHARED = 16
 """Shortest common prefix that pays for a copy, or for waiting."""
@@ -26,15 +27,14 @@ LEAST_SHARED = 16
 class Roster:
     """The requests of an engine that have not ended, and the contents of its slots.
 
-    Slots are not given back: a slot is free when no request is in it. Requests and kept slots that the caller dropped
-    are forgotten, so that no slot can be lost, whatever is interrupted.
+    Slots are not given back: a slot is free when no request is in it. Requests that the caller dropped are forgotten,
+    so that no slot can be lost, whatever is interrupted.
     """
 
     def __init__(self, slots: int) -> None:
         self._slots, self.shares = range(slots), True
         self._arrivals, self._most = count(), 0
         self._sessions: dict[int, ref[Session]] = {}  # by arrival; other threads may add to it at any time
-        self._kept: list[ref[KeptSlot]] = []  # oldest first
         self._left: dict[int, Written] = {}  # contents of free slots, least recently used first
 
     def add(self, sessions: Sequence[Session]) -> None:
@@ -54,23 +54,6 @@ class Roster:
             session = reference()
             if session is None or session.has_ended:
                 self._sessions.pop(arrival, None)
-
-    def kept(self) -> list[KeptSlot]:
-        """The kept slots that can be resumed. Any of them may be evicted at any time."""
-        found = [reference() for reference in self._kept]
-        return [kept for kept in found if kept is not None and kept.is_open]
-
-    def keep(self, kept: KeptSlot) -> None:
-        """Keep a slot; may be repeated."""
-        others = [other for other in self.kept() if other is not kept]
-        self._kept = [ref(other) for other in [*others, kept]]
-
-    def release(self, kept: KeptSlot) -> None:
-        """Release a kept slot; does nothing if it is not open."""
-        if kept.is_open:
-            kept.is_open = False
-            kept.proposer.close(kept.state)
-            self.leave(Written(kept.slot, kept.ids, kept.proposer, kept.state))
 
     def leave(self, written: Written) -> None:
         """Cache the contents of a free slot, as its most recently used."""
@@ -97,26 +80,22 @@ class Roster:
 
     def taken(self) -> set[int]:
         """The slots in use."""
-        slots = {session.slot for session in self.running() if session.slot is not None}
-        return slots | {kept.slot for kept in self.kept()}
+        return {session.slot for session in self.running() if session.slot is not None}
 
     def idle(self) -> list[int]:
-        """Slots that may be evicted, those that are needed least first: without contents, left, kept."""
-        taken, kept = self.taken(), [one.slot for one in self.kept()]
+        """Slots that may be evicted, those that are needed least first: without contents, then left."""
+        taken = self.taken()
         free = [slot for slot in self._slots if slot not in taken and slot not in self._left]
-        return [*free, *(slot for slot in self._left if slot not in taken), *kept]
+        return [*free, *(slot for slot in self._left if slot not in taken)]
 
     def evict(self, slot: int) -> None:
         """Forget the contents of an idle slot."""
-        for kept in self.kept():
-            if kept.slot == slot:
-                self.release(kept)
         self._left.pop(slot, None)
 
     def spare_slot(self, wanted: int | None = None) -> int | None:
-        """A slot that may be overwritten, if need be that of the oldest conversation; None if there is none."""
-        idle, kept = self.idle(), {one.slot for one in self.kept()}
-        spare = wanted if wanted in idle and wanted not in kept else next(iter(idle), None)
+        """A slot that may be overwritten; None if there is none."""
+        idle = self.idle()
+        spare = wanted if wanted in idle else next(iter(idle), None)
         if spare is not None:
             self.evict(spare)
         return spare
@@ -129,16 +108,10 @@ class Admission:
         self._target, self._roster = target, roster
 
     def admit(self, sessions: Sequence[Session]) -> None:
-        """Give slots to waiting requests: first those kept by the turn before, then others in order of arrival."""
-        waiting = [session for session in sessions if session.slot is None]
-        for session in waiting:
-            if session.resume is not None and self._has_memory(session, session.resume.slot):
-                self._resume(session, session.resume)
-        if any(session.resume is not None for session in waiting):
-            return  # it waits for memory, and none overtakes it
+        """Give slots to waiting requests, in order of arrival."""
         # A request that waits for another's prompt counts as admitted.
         room = self._roster.room()
-        for session in [session for session in waiting if session.slot is None][:room]:
+        for session in [session for session in sessions if session.slot is None][:room]:
             found, length = self._longest(session)
             if self._is_coming(session, length, sessions):
                 continue
@@ -198,7 +171,7 @@ class Admission:
         if not self._may_share(session):
             return best
         others = [other for other in self._roster.running() if other.slot is not None and self._may_share(other)]
-        for written in [*map(_written, others), *self._roster.kept(), *self._roster.left()]:
+        for written in [*map(_written, others), *self._roster.left()]:
             is_own = written.proposer is session.proposer
             if session.proposer.can_fork(is_own):
                 length = shared(written.ids, session.prompt_ids, session.proposer)
@@ -232,19 +205,6 @@ class Admission:
             self._roster.use(found)
         session.prefilled = session.metrics.reused_tokens = length
         self._place(session, slot)
-
-    def _resume(self, session: Session, kept: KeptSlot) -> None:
-        """Resume a kept slot, if it is still open and its state belongs to the session's proposer."""
-        # Another method has not seen its contents. Under rejection, what a method learned in earlier turns would affect
-        # the answer.
-        if kept.is_open and kept.proposer is session.proposer and not session.params.is_rejection:
-            session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
-            session.state = kept.state
-            kept.is_open = False  # before the session owns the slot, so that it never has two owners
-            self._place(session, kept.slot)
-        else:
-            self._roster.release(kept)
-        session.resume = None
 
     def _place(self, session: Session, slot: int) -> None:
         """Give a session a slot that is ready for it."""

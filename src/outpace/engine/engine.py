@@ -19,7 +19,7 @@ from outpace.engine.admission import Admission, Roster
 from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import Prompts, written_of
 from outpace.engine.round import run_round, write_prompts
-from outpace.engine.session import Gain, KeptSlot, Session, Stop, StopChecker
+from outpace.engine.session import Gain, Session, Stop, StopChecker
 from outpace.engine.turns import Turns
 from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost
@@ -91,11 +91,9 @@ class Steps:
         if step.gains is None:
             step.gains = [gain for session in step.sessions if (gain := self._take_back(session)) is not None]
         for gain in step.gains:
-            if gain.kept is not None:
-                self._roster.keep(gain.kept)
             gain.enter()
             if gain.stop is not None:
-                self._let_go(gain)
+                self._let_go(gain.session)
         self._step = None
 
     def _begin(self, sessions: Sequence[Session]) -> list[Gain]:
@@ -103,8 +101,6 @@ class Steps:
         return [Gain(session) for session in sessions]
 
     def _commit(self, gains: Sequence[Gain]) -> None:
-        for gain in gains:
-            gain.leave_slot()
         self._step = _Step((), gains)  # from here on it is completed
         self.settle()
 
@@ -128,14 +124,11 @@ class Steps:
             return lost
         return None
 
-    def _let_go(self, gain: Gain) -> None:
-        session = gain.session
+    def _let_go(self, session: Session) -> None:
         if session.slot is not None:
-            if gain.kept is None:
-                self._admission.leave(session)
+            self._admission.leave(session)
             state, session.slot, session.state = session.state, None, None
-            if gain.kept is None:
-                session.proposer.close(state)
+            session.proposer.close(state)
 
 
 class Engine:
@@ -180,13 +173,13 @@ class Engine:
 
     @property
     def free_slots(self) -> int:
-        """Slots with neither a request nor a kept conversation."""
+        """Slots without a request."""
         return self.target.max_slots - len(self._roster.taken())
 
     @property
     def shares_prefixes(self) -> bool:
         """Whether a common prefix of prompts is computed once (`Admission`). If False, as for measurements, every
-        prompt is written whole; kept slots are resumed all the same."""
+        prompt is written whole."""
         return self._roster.shares
 
     @shares_prefixes.setter
@@ -204,24 +197,16 @@ class Engine:
         params: SamplingParams,
         proposer: Proposer,
         budget: int | None = None,
-        keep: bool = False,
-        resume: KeptSlot | None = None,
     ) -> list[Session]:
         """Queue one prompt; its n samples become sessions of one request.
 
         Args:
             budget: drafted nodes per round; None takes the proposer's, or what pays if it asks for prices or shares its
                 rounds.
-            keep: keep the slot when the request ends, as `session.kept`, for the next turn to resume; `release` closes
-                it. Requests that need a slot evict the oldest kept one, whose conversation is then written anew.
-                Rejection keeps and resumes none (`SamplingParams.verification`).
-            resume: the slot kept by the turn before, used up by this call. The prefix of the prompt that it holds is
-                not computed again; with another proposer, which has not seen it, the slot is released instead.
 
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or is too long; an option names such
-                ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot be compiled or
-                satisfied. `resume` stays as it was.
+                ids, or needs a tokenizer; a grammar that cannot be compiled or satisfied.
             MethodError: the proposer lacks a method or an attribute.
         """
         check_proposer(type(proposer).__name__, proposer)
@@ -233,7 +218,7 @@ class Engine:
             budget = proposer.needs.prices if is_priced else proposer.budget
         check_int("budget", budget, 0, MAX_TREE_NODES - 1)
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
-        self._check_params(params, keep or resume is not None)
+        self._check_params(params)
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
 
@@ -260,11 +245,9 @@ class Engine:
                 )
                 session.metrics.prompt_tokens = len(prompt)
                 session.added_at = perf_counter()
-                session.keep, session.resume = keep and not params.is_rejection, resume
                 if limit == 0:
                     gain = Gain(session)
                     gain.end(Stop("length"))
-                    gain.leave_slot()
                     gain.enter()
                 sessions.append(session)
             self._roster.add(sessions)
@@ -282,14 +265,6 @@ class Engine:
             raise InvalidRequest(f"grammar={params.grammar}: grammars need a tokenizer; leave it out")
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         return self._grammars.constraint(params.grammar, eos)
-
-    def release(self, kept: KeptSlot) -> None:
-        """Close a kept slot that will not be resumed; does nothing to one that is closed or in use again.
-
-        Waits for a step of another thread, which may be resuming it.
-        """
-        if kept.is_open:
-            self._turns.take_next(lambda: self._roster.release(kept))
 
     def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others.
@@ -369,14 +344,12 @@ class Engine:
             )
         return prompt
 
-    def _check_params(self, params: SamplingParams, is_conversation: bool) -> None:
+    def _check_params(self, params: SamplingParams) -> None:
         if params.stop and self._new_detokenizer is None:
             raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
         if params.bad_words:
             raise InvalidRequest(f"bad_words={params.bad_words!r}: bad words need a tokenizer; use bad_words_ids")
         params.check_vocabulary(self.target.vocab_size)
-        if params.n != 1 and is_conversation:
-            raise InvalidRequest(f"n={params.n}: a slot is kept for one sample")
 
     def _advance(
         self, is_done: Callable[[], bool], own: Sequence[Session] | None, only: Sequence[Session] | None = None

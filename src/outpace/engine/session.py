@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.core.events import NodeOrigin, RequestMetrics, RoundTrace, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Detokenizer, Proposer, Stream, Target
+from outpace.core.protocols import Detokenizer, Proposer, Stream
 from outpace.sampling.grammar import GrammarConstraint
 
 
@@ -107,25 +107,6 @@ class Written:
     state: Any
 
 
-@dataclass(eq=False)
-class KeptSlot(Written):
-    """A slot whose request has ended, kept for the next turn of its conversation.
-
-    Attributes:
-        is_open: false once it was resumed, released, or evicted for a request that needed a slot.
-    """
-
-    is_open: bool = True
-
-    def rewind(self, target: Target, prompt: Sequence[int]) -> int:
-        """Keep only the common prefix with a prompt, and return its length."""
-        length = shared(self.ids, prompt, self.proposer)
-        del self.ids[length:]  # before the slot, so that an interrupted rewind can be repeated
-        target.rewind_slot(self.slot, length)
-        self.proposer.rewind(self.state, length)
-        return length
-
-
 def shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:
     """Length of a prompt's prefix that a request with this method can take over from a slot that holds `ids`.
 
@@ -153,9 +134,6 @@ class Session:
         added_at, placed_at, first_token_at: when it was added, got a slot and got a token, by the clock in seconds; 0
             before.
         finish_reason, stop_reason, error: how it ended; the first is set last.
-        keep: keep the slot at the end, for the next turn of a conversation.
-        resume: the kept slot to resume, until it has a slot.
-        kept: the slot that it kept.
         is_cancelled: it is to end before the next step.
         events: all of its events, oldest first.
     """
@@ -185,9 +163,6 @@ class Session:
     stop_reason: int | str | None = None
     error: Exception | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    keep: bool = False
-    resume: KeptSlot | None = None
-    kept: KeptSlot | None = None
     is_cancelled: bool = False
     events: list[StepEvent] = field(default_factory=list)
 
@@ -259,7 +234,6 @@ class Gain:
         self.text = ""
         self.stop: Stop | None = None
         self.error: Exception | None = None
-        self.kept: KeptSlot | None = None
         self._first_token_at = session.first_token_at
         self._from, self._announced = session.length, len(session.events)
 
@@ -302,19 +276,6 @@ class Gain:
         """Milliseconds from the first token to `now`."""
         return (now - self._first_token_at) * 1e3
 
-    def leave_slot(self) -> None:
-        """Keep the slot of a session that has ended, if requested. What is committed after its generated ids, as by a
-        round in which it stopped, is rewound when the slot is resumed."""
-        session = self.session
-        if self.stop is None or self.error is not None or not session.keep:
-            return
-        if session.slot is None:
-            self.kept = session.resume  # it ended while waiting
-            return
-        is_filling = self.prefilled < len(session.prompt_ids)
-        ids = session.ids[: self.prefilled] if is_filling else [*session.ids, *self.tokens][:-1]
-        self.kept = KeptSlot(session.slot, ids, session.proposer, session.state)
-
     def enter(self) -> None:
         """Write the changes into the session. It may be repeated: each line sets a final value."""
         session = self.session
@@ -325,7 +286,7 @@ class Gain:
         if self.round is not None:
             session.metrics.rounds[session.metrics.steps - 1 :] = [self.round]
         session.first_token_at = self._first_token_at
-        session.error, session.kept = self.error, self.kept
+        session.error = self.error
         reason = None if self.stop is None else self.stop.finish_reason
         if self.tokens or reason is not None:
             scores = None if session.params.logprobs is None else tuple(self.logprobs)

@@ -171,12 +171,10 @@ RERANKED_SLOTS = 1 << 20
 
 @dataclass(eq=False)
 class GrowingState:
-    """A request's state in a source and in a shape, the length of its prompt, and the acceptance rates that it
-    reads and updates."""
+    """A request's state in a source and in a shape, and the acceptance rates that it reads and updates."""
 
     of_source: Any
     of_shape: Any
-    prompt_length: int | None = None
     lesson: ScoredLevels | None = None
 
 
@@ -215,11 +213,6 @@ class GrowingProposer(Nested):
 
     def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
-        for state, request in zip(states, requests, strict=True):
-            length = request.stream.prompt_length
-            if state.prompt_length not in (None, length):  # the next turn of a conversation
-                self.shape.end_answer(state.of_shape)
-            state.prompt_length = length
         limits = torch.tensor(self.source.begin(sources, requests))  # [R]
         growing = _GrowingTrees([request.ids[-1] for request in requests])
         budgets = torch.tensor([request.budget for request in requests])  # [R]

@@ -1,4 +1,4 @@
-"""Conversations: the answers of single requests, a history that can be trusted, slots that come back."""
+"""Conversations: the answers of single requests, a history that can be trusted, turns that are computed once."""
 
 import gc
 from typing import Any
@@ -14,10 +14,17 @@ LINES = ["Hello", "And then? " * 3, "é, 世"]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    # What is reused here is what was kept.
-    return outpace.load(str(folder), dtype="float32", device="cpu", max_num_seqs=2, enable_prefix_caching=False)
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[outpace.Model, outpace.Model]:
+    """The same model twice, with a prefix cache and without."""
+    folder = str(save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024))
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_seqs": 2}
+    return outpace.load(folder, **options), outpace.load(folder, **options, enable_prefix_caching=False)
+
+
+@pytest.fixture
+def model(models: tuple[outpace.Model, outpace.Model]) -> outpace.Model:
+    models[0].engine.forget_prefixes()
+    return models[0]
 
 
 def said(conversation: outpace.Chat, text: str) -> outpace.Sample:
@@ -31,15 +38,15 @@ def said(conversation: outpace.Chat, text: str) -> outpace.Sample:
 @pytest.mark.parametrize("method", ["recycle:budget=8", "lookup", "plain", "linear:budget=4", "dynatree:budget=9"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
 def test_every_answer_is_that_of_the_whole_conversation(
-    model: outpace.Model, method: str, options: dict[str, Any]
+    model: outpace.Model, models: tuple[outpace.Model, outpace.Model], method: str, options: dict[str, Any]
 ) -> None:
-    """Guards against answers that depend on kept KV. The tiny model writes bytes that are no text."""
+    """Guards against answers that depend on cached KV. The tiny model writes bytes that are no text."""
     options = {"max_new_tokens": 30, **options}
     with model.chat("Be brief.", method=method, **options) as conversation:
         reused = []
         for text in LINES:
             messages = [*conversation.messages, {"role": "user", "content": text}]
-            fresh = model.generate(messages, method="plain", **options)
+            fresh = models[1].generate(messages, method="plain", **options)
             sample = said(conversation, text)
             assert sample.token_ids == fresh.token_ids
             assert conversation.messages == [*messages, {"role": "assistant", "content": sample.text}]
@@ -72,8 +79,8 @@ def test_retokenised_history_is_reused_up_to_where_it_differs(model: outpace.Mod
         assert said(conversation, "y").metrics.reused_tokens == prompt + agreed < prompt + len(first.token_ids) - 1
 
 
-def test_reset_begins_anew_and_close_gives_the_slot_back(model: outpace.Model) -> None:
-    """Guards against a conversation that remembers what it was told to forget, and against a leaked slot."""
+def test_reset_begins_anew_and_close_may_be_repeated(model: outpace.Model) -> None:
+    """Guards against a conversation that remembers what it was asked to forget, and one that cannot go on."""
     conversation = model.chat("Be brief.", max_new_tokens=12)
     first = said(conversation, "Hi")
     conversation.reset()

@@ -11,7 +11,6 @@ from outpace.lib.errors import InvalidRequest
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import named, run, run_all
-from tests.unit.engine.test_kept import turn
 from tests.unit.engine.test_prefixes import Mindful
 
 TOKENS, PROMPTS = 24, [[index, *range(1, 40)] for index in range(1, 6)]
@@ -102,24 +101,6 @@ def test_a_short_request_gives_back_the_rows_of_a_long_one() -> None:
     (longer,) = engine.add(PROMPTS[2], SamplingParams(max_new_tokens=TOKENS + 130), EmptyDraft())
     engine.step()
     assert [short.slot, longer.slot] == [0, 1]
-
-
-def test_a_conversation_waits_for_memory_and_is_resumed() -> None:
-    """Guards against a turn that resumes its slot without memory for its answer, loses it, or is overtaken."""
-    engine, params = engine_of(NEEDED + 100, max_slots=4), SamplingParams(max_new_tokens=4)
-    first = turn(engine, PROMPTS[0], PARAMS, EmptyDraft())
-    (other,) = engine.add(PROMPTS[1], PARAMS, EmptyDraft())
-    engine.step()
-    (again,) = engine.add([*first.ids, 4], params, EmptyDraft(), resume=first.kept)
-    (later,) = engine.add([5, 6], params, EmptyDraft())
-    engine.step()
-    assert [session.slot is not None for session in (other, again, later)] == [True, False, False]
-    run_all(engine, [again])
-    assert again.metrics.reused_tokens == len(first.ids) - 1
-    run_all(engine, [other, later])
-    for session in (again, later):
-        expected = decode(engine_of(None), [session.prompt_ids], [params], [EmptyDraft()])
-        assert session.generated == expected[0].generated
 
 
 def test_a_refusal_names_what_sets_the_limit() -> None:

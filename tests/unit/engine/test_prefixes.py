@@ -17,13 +17,14 @@ from outpace.sampling.noise import noise_key, uniform
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.world import METHODS, World
-from tests.unit.engine.doubles import failing, named, run, run_all
-from tests.unit.engine.test_kept import SAMPLING, TOYS
+from tests.unit.engine.doubles import failing, named, run_all
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 
 VOCAB = 23
 CHUNK = 16
 SYSTEM, REST = random_ids(40, 1, VOCAB), (5, 6, 7)
+TOYS = ("plain", "lookup:budget=3", "recycle:budget=8", "samd:budget=8,min_match=1", "lookahead:budget=15")
+SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.9, "seed": 3}}
 UNION, PRIVATE = "outpace:draft=none,budget=9", "recycle:budget=8,matrix=private"
 
 
@@ -161,32 +162,12 @@ def begun(engine: Engine, proposer: Any, steps: int, is_cancelled: bool = False,
     return session
 
 
-def kept(engine: Engine, proposer: Any) -> Session:
-    return run(engine, [*SYSTEM, *REST], SamplingParams(max_new_tokens=5), proposer, keep=True)
-
-
-def rewound(engine: Engine, proposer: Any) -> Session | None:
-    """A conversation whose next turn begins otherwise: what stood behind is gone, and something else is there."""
-    first = kept(engine, proposer)
-    return run(engine, [*SYSTEM, 9, 9], SamplingParams(max_new_tokens=5), proposer, keep=True, resume=first.kept)
-
-
-def released(engine: Engine, proposer: Any) -> Session | None:
-    session = kept(engine, proposer)
-    assert session.kept is not None
-    engine.release(session.kept)
-    return None
-
-
-DONORS: dict[str, Callable[[Engine, Any], Session | None]] = {
+DONORS: dict[str, Callable[[Engine, Any], Session]] = {
     "ended": partial(begun, steps=20),
     "running": partial(begun, steps=5),
     "in its prompt": partial(begun, steps=1),
     "cancelled in its prompt": partial(begun, steps=3, is_cancelled=True, rest=SYSTEM),
     "cancelled": partial(begun, steps=5, is_cancelled=True),
-    "kept": kept,
-    "rewound": rewound,
-    "released": released,
 }
 
 
@@ -199,17 +180,12 @@ def test_whoever_wrote_a_beginning_gives_it(donor: str, method: str, slots: int)
     before = DONORS[donor](engine, proposer)
     sessions = [ask(engine, [*SYSTEM, 5, 6, 8, number], proposer) for number in range(2)]
     run_all(engine, sessions)
-    behind = 40 if donor in ("cancelled in its prompt", "rewound") else 42
+    behind = 40 if donor == "cancelled in its prompt" else 42
     behind = 32 if donor == "in its prompt" and slots == 3 else behind  # the rest is not worth another step
     assert [session.metrics.reused_tokens for session in sessions] == [behind, 43 if slots == 1 else behind]
-    for session in [*sessions, *([] if before is None else [before])]:
+    for session in [*sessions, before]:
         run_all(engine, [session])
         assert_plain(session)
-    if before is not None and before.kept is not None and slots == 3:
-        prompt = [*before.ids, 3]
-        again = run(engine, prompt, SamplingParams(max_new_tokens=9), proposer, resume=before.kept)
-        assert again.metrics.reused_tokens == len(prompt) - 2
-        assert_plain(again)
 
 
 @pytest.mark.parametrize("method", ["plain", "recycle:budget=8", "outpace:draft=none,budget=8"])

@@ -40,9 +40,6 @@ class PlainShape:
     def observe(self, state: Any, observation: Observation) -> None:
         pass
 
-    def end_answer(self, state: Any) -> None:
-        pass
-
     def reset(self) -> None:
         pass
 

@@ -221,15 +221,6 @@ class DynaTreeShape(PlainShape):
         lowest = config.low_confidence + CONFIDENCE_GAP
         state.high_confidence = _clip(state.high_confidence - CONFIDENCE_STEP * error, lowest, 1.0)
 
-    def end_answer(self, state: DynaTreeState) -> None:
-        """Count the answer, and begin the next one of the conversation with what is carried."""
-        if self.config.history == "authors":
-            self.close(state)
-            carried = self._carried
-            state.base_depth, state.high_confidence = carried.base_depth, carried.high_confidence
-            state.deep_path_prob = carried.deep_path_prob
-            state.emitted = state.rounds = 0
-
     def close(self, state: DynaTreeState) -> None:
         """The authors' rule: once per answer, one step if the mean of the last answers left the dead zone.
 

@@ -180,24 +180,22 @@ def test_scores_of_candidates_add_up_to_the_confidence(temperature: float) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_conversations_go_on_in_a_kept_slot(kind: str) -> None:
-    """Guards against features that are missing or doubled where a conversation is resumed."""
+def test_conversations_go_on_in_their_slot(kind: str) -> None:
+    """Guards against features that are missing or doubled where a conversation goes on."""
     target = tiny_target(tiny_config("llama"))
     source = source_of(kind, target)
     engine, proposer = Engine(target, prefill_chunk=8), proposer_of("beam", source)
-    prompt, kept = list(PROMPTS[1]), None
+    prompt = list(PROMPTS[1])
     for turn in range(3):
         params = SamplingParams(max_new_tokens=9 + turn)
-        (session,) = engine.add(prompt, params, proposer, keep=True, resume=kept)
+        (session,) = engine.add(prompt, params, proposer)
         while session.finish_reason is None:
             engine.step()
         (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
         assert session.generated == plain.generated
         assert session.metrics.drafted
-        kept = session.kept
+        assert bool(session.metrics.reused_tokens) == bool(turn)
         prompt = [*session.ids, *random_ids(7, turn)]
-    assert kept is not None
-    engine.release(kept)
     assert engine.free_slots == target.max_slots
 
 

@@ -201,14 +201,14 @@ def test_every_prompt_gets_one_selection_of_its_own() -> None:
     engine, proposer = Engine(target), proposer_of("chain", SelfDraft(target, Counted(target, KEEP)))
     CALLS.clear()
 
-    def ask(prompt: list[int], **options: Any) -> Any:
-        (session,) = engine.add(prompt, SamplingParams(max_new_tokens=12), proposer, **options)
+    def ask(prompt: list[int]) -> Any:
+        (session,) = engine.add(prompt, SamplingParams(max_new_tokens=12), proposer)
         engine.run_until(lambda: session.has_ended, [session])
         return session
 
-    first = ask(PROMPTS[0], keep=True)
+    first = ask(PROMPTS[0])
     prompts = [PROMPTS[0], [*first.ids, *random_ids(7, 8)], [*PROMPTS[0][:80], *random_ids(30, 9)]]
-    second = ask(prompts[1], keep=True, resume=first.kept)
+    second = ask(prompts[1])
     third = ask(prompts[2])
     assert second.metrics.reused_tokens > len(PROMPTS[0])
     assert third.metrics.reused_tokens == 80

@@ -215,30 +215,6 @@ def test_history_reaches_the_shape_through_the_engine(history: Literal["authors"
         assert shape.open().base_depth == 7
 
 
-def test_the_authors_rule_counts_the_answers_of_a_conversation() -> None:
-    """Guards against answers counted only when a kept slot is given up, so that a conversation never adapts, against
-    one counted twice, and against a turn that begins with what held before the last one ended."""
-    shape = Remembering(AUTHORS)
-    proposer = GrowingProposer(ToySource(blend(1, 8, sharpness=30)), shape, 15)
-    engine = Engine(ToyTarget(8, sharpness=30, max_length=600))
-    prompt, kept, depths = [1], None, []
-    for turn in range(8):
-        params = SamplingParams(max_new_tokens=60)
-        (session,) = engine.add(prompt, params, proposer, keep=True, resume=kept)
-        engine.step()  # its prompt
-        engine.step()
-        depths.append(shape.opened[-1].base_depth)
-        assert shape.opened[-1].rounds == 1, "this answer's rounds are counted from its beginning"
-        while not engine.is_idle:
-            engine.step()
-        prompt, kept = [*session.ids, 1 + turn % 3], session.kept
-    assert len(shape.opened) == 1
-    assert depths == [5, 5, 5, 5, 5, 6, 7, 7], "the first step is due when five answers have ended"
-    assert kept is not None
-    engine.release(kept)
-    assert len(shape._carried.rates) == 8
-
-
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_step_that_is_taken_back_ends_no_answer(alone: bool) -> None:
     """Guards against an answer counted in its middle, because an exception cut a step short, and against one that is to
