@@ -210,11 +210,14 @@ def test_an_error_names_fields_as_the_api_does(served: Served) -> None:
     assert in_its_words("stop='max_new_tokens': give eos_token_ids") == "stop='max_new_tokens': give stop_token_ids"
 
 
-@pytest.mark.parametrize("fault", [UNSATISFIABLE, {"patternProperties": {"a?" * 10_001: {}}}])
+@pytest.mark.parametrize("fault", [UNSATISFIABLE, {"patternProperties": {"a?" * 30: {}}}])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_a_bad_tool_is_to_blame_where_it_must_be_called(served: Served, choice: Any, fault: Any) -> None:
+def test_a_bad_tool_is_to_blame_where_it_must_be_called(
+    served: Served, choice: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a complaint about the answer's schema, which is no part of that grammar, or one that quotes the
     server's own grammar and another tool's schema."""
+    monkeypatch.setattr("outpace.sampling.grammar._MOST_OF_REGEXES", 50)  # the prompt shows the tool, too
     good = {"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": {"type": "string"}}}}}
     bad = {"type": "function", "function": {"name": "f", "parameters": fault}}
     body = CHAT | {"tools": [good, bad], "tool_choice": choice, "response_format": {"type": "json_object"}}
