@@ -118,8 +118,6 @@ class Admission:
             own = self._own_slot(session, found, length)
             if not self._has_memory(session, own):
                 break
-            if found is not None and self._target.memory.held(found.slot) < length:  # dropped for it
-                found, length = self._longest(session)
             self._enter(session, found, length, own)
 
     def leave(self, session: Session) -> None:
