@@ -109,8 +109,7 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
 
 def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Proposer:
     """A beam of the method that drafts, or the best-first tree of the lattice."""
-    handed_on = {"depth", "vocabulary", "window"}
-    given = options.model_dump(include=handed_on, exclude_none=True) | {"budget": budget}
+    given = options.model_dump(include=set(_OF_DRAFT), exclude_none=True) | {"budget": budget}
     if options.draft == "lattice":
         given |= {"shape": BEST}
     else:
