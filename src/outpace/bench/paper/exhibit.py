@@ -382,7 +382,7 @@ def read_exhibits(paper: str) -> list[Exhibit]:
     by_name: dict[str, dict[str, Any]] = {}
     for file in (one for one in folder.iterdir() if one.name.endswith(".toml")):
         own = tomllib.loads(file.read_text(encoding="utf-8"))
-        if by_name.setdefault(own["name"], own) is not own:
+        if by_name.setdefault(own.get("name", file.name), own) is not own:
             raise InvalidRequest(f"exhibit {paper}, {file.name}: another file has name={own['name']!r}, too")
     found = []
     for name, own in by_name.items():

@@ -106,13 +106,17 @@ def test_a_name_that_an_exhibit_does_not_have_is_refused(wrong: str) -> None:
 
 
 def test_two_files_of_one_exhibit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a copied file that keeps the name of the first and takes its place."""
+    """Guards against a copied file that keeps the name of the first and takes its place, or that has none."""
     folder = tmp_path / "bench" / "paper" / "exhibits" / "graft"
     folder.mkdir(parents=True)
     monkeypatch.setattr(exhibit_module, "files", lambda package: tmp_path)
     for file in ("table-01.toml", "table-15.toml"):
         (folder / file).write_text('name = "table 1"\ntitle = "Rows"\nshows = "rows"\n')
     with pytest.raises(InvalidRequest, match=r"exhibit graft, table-\d+.toml: another file has name='table 1', too"):
+        read_exhibits("graft")
+    for nameless in folder.iterdir():
+        nameless.write_text('title = "Rows"\nshows = "rows"\n')
+    with pytest.raises(InvalidRequest, match=r"exhibit graft, table-\d+.toml: .*\nname\n"):
         read_exhibits("graft")
 
 
