@@ -101,7 +101,8 @@ class Certifier:
 
     def _load(self, dtype: str) -> Model:
         model, target = self._model, self._model.target
-        kept = {"quantize": target.quantize, "max_model_len": target.max_length, "exact": target.wants_exact}
+        quantize = "none" if dtype == "float64" else target.quantize  # fewer bits have no kernels in float64
+        kept = {"quantize": quantize, "max_model_len": target.max_length, "exact": target.wants_exact}
         device, drafter = str(target.device), model.drafter
         options: dict[str, Any] = {**kept, "max_num_seqs": 1, "enable_prefix_caching": False}
         return load(model.name, "plain", drafter=drafter, dtype=dtype, device=device, **options)

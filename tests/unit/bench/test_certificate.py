@@ -110,6 +110,18 @@ def test_a_second_opinion_on_long_prompts(model: Model, monkeypatch: pytest.Monk
     assert asked["max_model_len"] == model.target.max_length
 
 
+@pytest.mark.parametrize(("dtype", "quantize"), [("float32", "int8"), ("float64", "none")])
+def test_a_second_opinion_on_quantised_weights(
+    model: Model, monkeypatch: pytest.MonkeyPatch, dtype: str, quantize: str
+) -> None:
+    """Guards against an error in place of a verdict: int8 products are refused in float64."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(model.target, "quantize", "int8")
+    monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
+    Certifier(model)._load(dtype)
+    assert asked["quantize"] == quantize
+
+
 def test_a_certifier_ends_without_the_collector(model: Model) -> None:
     """Guards against models that stay in memory when the next one is loaded."""
     one = Certifier(model)

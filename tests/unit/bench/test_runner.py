@@ -12,6 +12,8 @@ import torch
 
 import outpace
 from outpace.api import Model
+from outpace.bench.certificate import Certifier
+from outpace.bench.records import TurnRun
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
@@ -125,6 +127,21 @@ def test_equality_is_told_prompt_by_prompt(model: Model, monkeypatch: pytest.Mon
     records = BenchRun(model, plan(check=False)).records()
     different = [(one["id"], one["method"], one["finding"]["kind"]) for one in records if not one["equal"]]
     assert different == [("3", "lookup", "unchecked")]
+
+
+def test_stock_generate_has_no_quantised_products(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against bugs that are the rounding of int8 products, and copies of the model that are loaded for them."""
+    asked = list[Any]()
+    stock = TurnRun((1, 2), "", "unknown", {"ttft_ms": 1.0, "decode_ms": 1.0})
+    monkeypatch.setattr(model.target, "quantize", "int8")
+    monkeypatch.setattr(BenchRun, "_stock_run", lambda *arguments: stock)
+    monkeypatch.setattr(Certifier, "classify", lambda *arguments: asked.append(arguments))
+    methods = ("plain", "transformers")
+    records = BenchRun(model, plan(methods=methods, items=ITEMS[:1], batch_size=1)).records()
+    found = {record["method"]: record["finding"] for record in records}
+    assert [found[method]["kind"] for method in methods] == ["equal", "different"]
+    assert "quantize='int8'" in found["transformers"]["note"]
+    assert not asked
 
 
 @pytest.mark.parametrize("forgets", [False, True])
