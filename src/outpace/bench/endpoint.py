@@ -94,7 +94,9 @@ class EndpointRun:
         chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "check": plan.check}
         chosen |= {"levels": plan.levels, "request_rate": plan.request_rate}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
-        return self._shared | chosen
+        # A server of ours that is started again holds requests of another length where memory sets the limit.
+        facts = {name: fact for name, fact in self._server.facts.items() if name != "max_model_len"}
+        return self._shared | chosen | {"server": facts}
 
     @property
     def group_sizes(self) -> list[int]:

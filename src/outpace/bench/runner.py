@@ -109,7 +109,8 @@ class BenchRun:
         chosen = {"methods": plan.methods, "budget": plan.budget, "drafter": self.model.drafter, "check": plan.check}
         chosen |= {"forgets": plan.forgets, "prompts_once": plan.prompts_once}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
-        return self._shared | chosen | {"max_model_len": self.model.target.max_length}
+        # Not what memory holds, which is free to another extent when a stopped run goes on.
+        return self._shared | chosen | {"max_model_len": self.model.target.asked_length}
 
     @property
     def group_sizes(self) -> list[int]:

@@ -150,6 +150,7 @@ class PackedModel:
         exact: tiled passes of fixed shapes, which are batch-invariant.
 
     Attributes:
+        asked_length: `max_length` as it was given, whatever memory holds.
         row_bytes: bytes of the keys and values of a token.
         captures: tiled passes run over static buffers, on CUDA as graphs.
         native: the decoder run by compiled kernels; None where its own modules run.
@@ -182,6 +183,7 @@ class PackedModel:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         of_head = row_bytes(head_dim, key_dtype) + row_bytes(head_dim, value_dtype)
         self.row_bytes = config.num_hidden_layers * kv_heads * of_head
+        self.asked_length = max_length
         budget = None if memory is None else memory // self.row_bytes
         if budget is not None:
             # Where memory is taken at once, each slot has its share from the start.

@@ -1,6 +1,7 @@
 """Servers under load: real sockets, a server that keeps count of what it is asked."""
 
 import json
+from dataclasses import replace
 from threading import Event, Lock
 from time import perf_counter, sleep
 from typing import Any
@@ -256,6 +257,18 @@ def test_a_run_goes_on_where_it_stopped() -> None:
         assert list(EndpointRun(endpoint, OURS, plan, MACHINE).groups(whole[0] + rest[0])) == []
     assert [record["id"] for record in rest[0]] == [record["id"] for record in whole[1]]
     assert advanced == [(3, False), *[()] * 5]
+
+
+def test_a_run_goes_on_with_a_server_that_was_started_again() -> None:
+    """Guards against records that are lost with a server, whose memory now holds requests of another length."""
+    plan = EndpointPlan(ITEMS, PARAMS, (1, 2), ("lookup",))
+    with serving(honest()) as seen, Endpoint(seen.url) as endpoint:
+        before, after, other = (
+            EndpointRun(endpoint, replace(OURS, facts={"max_model_len": length, "drafter": drafter}), plan, MACHINE)
+            for length, drafter in ((4000, None), (3900, None), (4000, "domino"))
+        )
+    assert before.settings == after.settings
+    assert before.settings != other.settings
 
 
 def test_one_failure_ends_the_run() -> None:

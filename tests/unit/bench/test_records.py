@@ -14,6 +14,7 @@ from outpace.api import Model
 from outpace.bench.records import RECORDS, RunFolder
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
 
@@ -60,6 +61,21 @@ def test_a_run_that_is_taken_up_counts_as_one_in_one_piece(model: Model, tmp_pat
     assert counts(folder.read(again.group_sizes)) == counts(whole)
     assert len(done) == len(ITEMS)
     assert list(again.groups(folder.read(again.group_sizes))) == []
+
+
+def test_a_run_goes_on_with_other_free_memory(model: Model, folder: str) -> None:
+    """Guards against a stopped run that is refused, where memory sets the limit, because less of it is free now."""
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_seqs": 2}
+    settings, lengths = [], set[int]()
+    for length in (400, 500):
+        memory = model.target.row_bytes * (MAX_TREE_NODES + length)
+        loaded = outpace.load(folder, "plain", kv_cache_memory_bytes=memory, **options)
+        lengths.add(loaded.target.max_length)
+        settings.append(BenchRun(loaded, replace(PLAN, methods=METHODS[:2])).settings)
+    assert len(lengths) == 2
+    assert settings[0] == settings[1]
+    asked = outpace.load(folder, "plain", max_model_len=400, **options)
+    assert BenchRun(asked, replace(PLAN, methods=METHODS[:2])).settings["max_model_len"] == 400
 
 
 @pytest.mark.parametrize(
