@@ -48,6 +48,19 @@ def test_a_profile_is_made_taken_and_deleted(folder: str, cache: Path) -> None:
     assert "there was none" in run("tune", folder, *FLOAT32, "--forget").stdout
 
 
+def test_a_profile_keeps_its_budget(folder: str, cache: Path, tmp_path: Path) -> None:
+    """Guards against a row recycle:budget=7 whose trees had as many nodes as --budget says of the other methods."""
+    tuned(folder, *METHODS)
+    (file,) = cache.iterdir()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"method": "recycle:budget=7"}))
+    prompts, out = ("-w", "builtin:1", "--max-new-tokens", "48"), tmp_path / "run"
+    result = run("bench", folder, *FLOAT32, *prompts, "--budget", "1", "--no-check", "--out", str(out))
+    assert result.exit_code == 0, (result.output, result.exception)
+    records = map(json.loads, (out / "records.jsonl").read_text().splitlines())
+    most = {record["method"]: max(nodes for turn in record["rounds"] for _, nodes, _ in turn) for record in records}
+    assert most["recycle"] <= 1 < most["recycle:budget=7"] <= 7
+
+
 def test_what_is_printed_and_not_written(folder: str, cache: Path) -> None:
     """Guards against a dry run that writes, and a table without what decides."""
     result = tuned(folder, *METHODS, "--dry-run")

@@ -19,7 +19,7 @@ from outpace.cli.options import (
     MaxTurns,
     Workload,
     aside,
-    load,
+    load_default,
     load_for,
     loading_options,
     methods_option,
@@ -158,7 +158,7 @@ def bench(
     if methods is not None and loading.speculative_config is None:
         loaded = load_for(loading, [name for name in chosen if name != TRANSFORMERS], plan.in_flight)
     else:  # the model's default, or the config's
-        loaded = load(replace(loading, method=methods), plan.in_flight)
+        loaded = load_default(loading, methods, plan.in_flight)
         chosen = usual_methods(loaded) if loading.speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
     aside(str(loaded.exactness))

@@ -78,6 +78,13 @@ def load_for(settings: LoadSettings, methods: Sequence[str] | None, slots: int) 
     return _load(replace(settings, method="plain", budget=None), methods, slots)
 
 
+def load_default(settings: LoadSettings, method: str | None, slots: int) -> "Model":
+    """As `load`, for requests that name their budget: the model's method keeps one that it names itself, as a
+    profile's does. A config still refuses a budget."""
+    budget = None if settings.speculative_config is None else settings.budget
+    return load(replace(settings, method=method, budget=budget), slots)
+
+
 def _load(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> "Model":
     """`outpace.load`, with the stages of loading on standard error."""
     config = _config(settings.speculative_config)

@@ -15,7 +15,7 @@ from outpace.cli.options import (
     Workload,
     aside,
     console,
-    load,
+    load_default,
     load_for,
     loading_options,
     methods_option,
@@ -67,7 +67,7 @@ def verify(
         loaded = load_for(loading, methods, max(batch_sizes))
         methods = as_settled(loaded, methods)
     else:  # the model's default, or the config's
-        loaded = load(replace(loading, method=method), max(batch_sizes))
+        loaded = load_default(loading, method, max(batch_sizes))
         methods = (loaded.method_name,)
     aside(str(loaded.exactness))
     certified = ",".join(methods)
