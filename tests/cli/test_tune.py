@@ -62,12 +62,13 @@ def test_a_profile_keeps_its_budget(folder: str, cache: Path, tmp_path: Path) ->
 
 
 def test_what_is_printed_and_not_written(folder: str, cache: Path) -> None:
-    """Guards against a dry run that writes, and a table without what decides."""
+    """Guards against a dry run that writes, a table without what decides, and a title with `auto` for a precision."""
     result = tuned(folder, *METHODS, "--dry-run")
     assert result.exit_code == 0, result.output
     for column in ("prompts", "speedup", "tok/step", "breaks even at", "drafting", "equal"):
         assert column in result.stdout
     assert "recycle:budget=7" in result.stdout
+    assert " threads, float32, greedy" in result.stdout
     assert "nothing written" in result.stdout
     assert not cache.exists()
 

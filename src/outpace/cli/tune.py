@@ -87,7 +87,7 @@ def tune(
         report = {"profile": json.loads(profile.model_dump_json()), "file": where, "why": outcome.why}
         print(json.dumps({**report, "trials": trials, "left_out": left_out}))
     else:
-        precision = profile.dtype if loading.quantize == "none" else f"{profile.dtype}, {loading.quantize}"
+        precision = profile.dtype if profile.quantize == "none" else f"{profile.dtype}, {profile.quantize}"
         title = f"{model}, {profile.hardware}, {profile.threads} threads, {precision}, greedy"
         _table(outcome, title).show()
         lines = [f"left out: {method}: {why}" for method, why in left_out.items()]
