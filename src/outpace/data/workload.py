@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from outpace.lib.checks import as_count, check_flags, path_of
+from outpace.lib.checks import as_count, check_flags, check_text, path_of
 from outpace.lib.errors import InvalidRequest
 
 BUILT_IN = "builtin"
@@ -108,6 +108,8 @@ def _read_line(name: str, number: int, line: str) -> WorkItem:
     turns = row.get("turns") if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise InvalidRequest(f"{where}: needs 'turns', a list of non-empty strings")
+    for turn in turns:
+        check_text(f"{where}: turns", turn)  # now, not when a run comes to it: JSON may hold half a surrogate pair
     check_flags(**{f"{where}: raw": row.get("raw", False)})
     dataset = str(row.get("dataset", Path(name).stem))
     name, category = str(row.get("id", f"{dataset}-{number}")), str(row.get("category", ""))

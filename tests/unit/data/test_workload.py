@@ -35,10 +35,12 @@ def test_limit_ids_and_datasets(tmp_path: Path) -> None:
         ('{"turns": []}', "line 2: needs 'turns'"),
         ('{"turns": [""]}', "line 2: needs 'turns'"),
         ('["a"]', "line 2: needs 'turns'"),
+        (r'{"turns": ["a", "cut \ud83d"]}', "line 2: turns='cut .*': character 4 is a lone surrogate"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
-    """Guards against a bad line that is skipped, so that a figure speaks of fewer prompts than it says."""
+    """Guards against a bad line that is skipped, so that a figure speaks of fewer prompts than it says, and against one
+    that ends a run in the middle."""
     with pytest.raises(InvalidRequest, match=complaint):
         read_workload(_write(tmp_path, '{"turns": ["fine"]}', line))
 
