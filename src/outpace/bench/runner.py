@@ -121,12 +121,17 @@ class BenchRun:
         """Warm up, then decode every group with every method; records in the order of prompts and methods."""
         return [record for group in self.groups(on_item=on_item) for record in group]
 
-    def groups(self, done: Sequence[Record] = (), on_item: Callable[[], None] = lambda: None) -> Iterator[list[Record]]:
+    def groups(
+        self, done: Sequence[Record] = (), on_item: Callable[..., None] = lambda *_: None
+    ) -> Iterator[list[Record]]:
         """The records of each group as soon as it is decoded. `done`: records of the first groups, from a run that was
         stopped. Methods that learn from prompt to prompt decode these again, unmeasured, so that counts are those of a
-        run in one piece."""
+        run in one piece. `on_item`: called without arguments for each prompt; for those of `done` with their number and
+        False, since they are not new."""
         plan = self.plan
         first_new = len({record["group"]["number"] for record in done})
+        if first_new:
+            on_item(sum(map(len, self._groups[:first_new])), False)
         if first_new == len(self._groups):
             return
         ours = [method for method in plan.methods if method != TRANSFORMERS]
@@ -138,7 +143,7 @@ class BenchRun:
             yield from self._new_groups(first_new, done, on_item)
 
     def _new_groups(
-        self, first_new: int, done: Sequence[Record], on_item: Callable[[], None]
+        self, first_new: int, done: Sequence[Record], on_item: Callable[..., None]
     ) -> Iterator[list[Record]]:
         plan = self.plan
         first = [self.model.encode(item.prompt(0, []))[:WARM_UP_PROMPT] for item in self._groups[0]]
@@ -149,7 +154,7 @@ class BenchRun:
         budgets = {method: self._budget(method) for method in plan.methods if method not in (PLAIN, TRANSFORMERS)}
         warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
         if not plan.forgets:
-            self._learn_again(done, on_item)
+            self._learn_again(done)
         for number, group in list(enumerate(self._groups))[first_new:]:
             if plan.forgets:
                 self.model.reset()
@@ -160,7 +165,7 @@ class BenchRun:
             for _ in group:
                 on_item()
 
-    def _learn_again(self, done: Sequence[Record], on_item: Callable[[], None]) -> None:
+    def _learn_again(self, done: Sequence[Record]) -> None:
         """Show methods that learn the prompts of groups that are done."""
         drafting = [method for method in self.plan.methods if method not in (PLAIN, TRANSFORMERS)]
         is_sampled = not self.plan.params.is_greedy
@@ -176,8 +181,6 @@ class BenchRun:
                 prompts = [self.model.encode(item.prompt(turn, before[:turn])) for item, before in pairs]
                 for method in learning:
                     self._run(method, prompts, self.plan.params)
-            for _ in group:
-                on_item()
 
     def _answers_of(self, record: Record) -> list[str]:
         """The texts of a record's answers."""

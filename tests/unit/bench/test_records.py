@@ -51,15 +51,15 @@ def test_a_run_that_is_taken_up_counts_as_one_in_one_piece(model: Model, tmp_pat
     assert len(text.splitlines()) == 2 * 2 * len(METHODS)
     file.write_text(text[: len(text) - 2 * len(text.splitlines()[-1])])  # killed while the second group was written
 
-    done = list[int]()
+    done = list[tuple[int, ...]]()
     again = BenchRun(model, PLAN)
     folder = RunFolder(tmp_path / "run", again.settings)
     records = folder.read(again.group_sizes)
     assert len(records) == len(file.read_text().splitlines()) == 2 * len(METHODS)
-    for group in again.groups(records, lambda: done.append(1)):
+    for group in again.groups(records, lambda *counts: done.append(counts)):
         folder.append(group)
     assert counts(folder.read(again.group_sizes)) == counts(whole)
-    assert len(done) == len(ITEMS)
+    assert done == [(2, False), *[()] * 4], "the time left is of what is new"
     assert list(again.groups(folder.read(again.group_sizes))) == []
 
 

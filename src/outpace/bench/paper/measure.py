@@ -306,16 +306,15 @@ class Suite:
         folder = RunFolder(self.folder / "records" / job.key / _digest(wanted), bench.settings)
         left = len(items)
 
-        def one_less() -> None:
+        def fewer(count: int = 1, is_new: bool = True) -> None:
             nonlocal left
-            left -= 1
-            if left >= 0:  # a run that goes on decodes some prompts again
-                advance(job.tokens, True)
+            left -= count
+            advance(job.tokens * count, is_new)
 
-        for group in bench.groups(folder.read(bench.group_sizes), one_less):
+        for group in bench.groups(folder.read(bench.group_sizes), fewer):
             folder.append(group)
             self._look_around()
-        advance(job.tokens * max(left, 0), False)
+        advance(job.tokens * left, False)  # warm prompts, where no group was left to decode
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
