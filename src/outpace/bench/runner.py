@@ -279,8 +279,8 @@ def split_methods(text: str, has_stock: bool = False) -> tuple[str, ...]:
     is stock `generate` and no method, may be among them."""
     methods: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
-        is_option = "=" in part and ":" not in part and methods
-        if is_option:  # the second and later options of the method before
+        option, equals, _ = part.partition("=")
+        if equals and ":" not in option and methods:  # the second and later options of the method before
             methods[-1] += "," + part
         else:
             methods.append(part)

@@ -190,6 +190,7 @@ def test_method_lists() -> None:
     assert with_baseline(("lookup", "plain")) == ("lookup", "plain")
     assert split_methods("recycle:budget=8,shape=chain,plain") == ("recycle:budget=8,shape=chain", "plain")
     assert split_methods("plain, recycle:budget=8, shape=chain") == ("plain", "recycle:budget=8,shape=chain")
+    assert split_methods("recycle:budget=8,warm=a:b.st,plain") == ("recycle:budget=8,warm=a:b.st", "plain")
     assert split_methods("transformers,plain", has_stock=True) == ("transformers", "plain")
     with pytest.raises(InvalidRequest, match="twice"):
         split_methods("lookup,lookup")
