@@ -1,7 +1,7 @@
 """Prompts of exhibits, by the names of their sets."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from outpace.bench.paper.exhibit import ExhibitRun
@@ -56,15 +56,14 @@ class PromptSets:
         none, which are measured too where no folder is given. `file`: where to write them.
 
         Raises:
-            InvalidRequest: there are fewer prompts than rounds.
+            InvalidRequest: there are fewer prompts than rounds, or the file is no workload.
         """
         training = None if self.data is None else self.data / "train_prompts.jsonl"
         if training is None or not training.is_file():
             spec, found = f"{BUILT_IN}:{rounds}", len(read_workload(BUILT_IN))
         else:
-            lines = [line for line in training.read_text(encoding="utf-8").split("\n") if line.strip()]
-            own = [line for line in lines if json.loads(line).get("dataset") == WARM_SET]
-            file.write_text("".join(f"{line}\n" for line in own[:rounds]), encoding="utf-8")
+            own = [item for item in read_workload(str(training)) if item.dataset == WARM_SET]
+            file.write_text("".join(f"{json.dumps(asdict(item))}\n" for item in own[:rounds]), encoding="utf-8")
             spec, found = str(file), len(own)
         if found < rounds:
             raise InvalidRequest(
