@@ -12,7 +12,7 @@ from threading import Event
 from time import perf_counter
 from typing import Any
 
-from outpace.bench.records import TurnRun, group_figures, prompt_figures, summed
+from outpace.bench.records import DRAFT_MS, PHASES, TurnRun, group_figures, prompt_figures, summed
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, fingerprint
@@ -284,7 +284,7 @@ def _ask(endpoint: Endpoint, asked: Asked, start: float, arrival: float, is_over
 
 ONLY_REPORTED = (*REPORTED[:4], "tokens_per_step", "accepted_per_step")
 """What a prompt's record holds where the server reports it with each answer, else None."""
-UNKNOWN = ("draft_passes", "retrieved", "accepted_retrieved", "token_ids")
+UNKNOWN = ("draft_passes", "retrieved", "accepted_retrieved", "token_ids", "rounds", *PHASES, *DRAFT_MS)
 """What no server reports."""
 
 

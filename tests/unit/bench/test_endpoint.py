@@ -78,11 +78,13 @@ def test_a_record_for_each_prompt_and_method() -> None:
 
 
 def test_what_speculation_did_is_recorded_as_the_server_reports_it() -> None:
-    """Guards against counts of one turn taken for the prompt's, and of a record taken for the level's."""
+    """Guards against counts of one turn taken for the prompt's, and of a record taken for the level's, and passes of
+    0 ms where no server says how long they took."""
     records, _ = measured(honest(), OURS)
     (talk,) = (one for one in records if one["id"] == "talk" and one["method"] == "lookup")
     assert (talk["steps"], talk["drafted"], talk["accepted_per_depth"], talk["reused_tokens"]) == (4, 8, [2, 0], 10)
     assert (talk["new_tokens"], talk["tokens_per_step"], talk["by_origin"]) == (8, 6 / 4, {"matched": 2, "bonus": 4})
+    assert {talk[name] for name in ("draft_ms", "forward_ms", "net_ms", "rounds")} == {None}
     plain, lookup = summarise_endpoint(records)[:2]
     assert (plain["method"], lookup["method"], lookup["source"]) == ("plain", "lookup", "report")
     assert (plain["accepted_per_drafted"], lookup["accepted_per_drafted"]) == (None, 0.25)
