@@ -191,8 +191,6 @@ def stored_features(
     answers: Mapping[str, Any],
 ) -> Callable[[str], Tensor]:
     """A function that reads captured features by the keys of sequences. `answers`: the settings of the answers."""
-    if not taps:
-        raise InvalidRequest(f"features={folder!r}: under these settings none are read; leave it out")
     store = FeatureStore.existing(folder)
     there = list(store.about["taps"])
     if absent := set(taps).difference(there):

@@ -146,15 +146,13 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
         "captured", "before" and "bytes".
 
     Raises:
-        OutpaceError: as `train`; a method that reads no features.
+        OutpaceError: as `train`.
     """
     assert run.answers is not None, "the command requires them"
     items, answers = read_workloads(list(run.prompts)), path_of(run.answers)
     target, codec = frozen_target(run, str(choose_device(run.device)))
     samples, held_out = sequences(run, items, answers, target, codec)
     objective = build(run, target, codec, samples, held_out)
-    if not objective.taps:
-        raise InvalidRequest(f"method={run.method!r}: reads no features under these settings; train without them")
     about = about_features(run.target, target, objective.taps, dtype, read_about(answers), longest_of(run, target))
     store, tokens = FeatureStore(run.out, about), int(samples.lengths.sum())
     size, before = store.bytes_of(tokens), len(store)

@@ -331,11 +331,11 @@ class Trainer:
                 parameter.grad.mul_(factor)
 
     def _with_features(self, batch: Batch) -> Batch:
-        target, taps = self._objective.target, self._objective.taps
+        target = self._objective.target
         batch = batch.to(target.device)
-        if self._data.stored is not None or not taps:
+        if self._data.stored is not None:
             return batch
-        return replace(batch, features=target.features(batch.ids, batch.lengths, taps))
+        return replace(batch, features=target.features(batch.ids, batch.lengths, self._objective.taps))
 
     def _measure(self) -> None:
         """Simulate on held-out sequences, and write the drafter if it is the best so far on half of them."""

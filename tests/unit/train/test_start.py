@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {
     "eagle3": lambda seed: eagle3.objective_of(seed, {"draft_vocab_size": 30}),
     "headless": lambda seed: eagle3.objective_of(seed, {"own_head": False}),
     "dart": lambda seed: dart.objective_of(seed, {"draft_vocab_size": 30}),
-    "draft-lm": lambda seed: draft_lm.fresh("kl", seed),
+    "draft-lm": lambda seed: draft_lm.fresh("own", seed),
     "bare": lambda seed: draft_lm.fresh("bare", seed),
 }
 
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"midlayer.* is missing there"):
         begin_with(eagle3.objective_of(), folder)
     with pytest.raises(InvalidRequest, match=r"is missing there"):
-        begin_with(draft_lm.fresh("kl"), folder)
+        begin_with(draft_lm.fresh("own"), folder)
     with pytest.raises(ModelError, match="nowhere"):
         begin_with(dflash.fresh(), str(tmp_path / "nowhere" / "at" / "all"))
 

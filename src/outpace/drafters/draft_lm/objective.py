@@ -42,14 +42,11 @@ class DraftLmNetSettings(SmallSizes):
 class DraftLmObjectiveSettings(VocabularySettings):
     """The loss of a draft model."""
 
-    loss: Literal["kl", "tokens"] = Field(
-        default="kl", description="kl from the target's distribution, or cross-entropy with the true tokens."
-    )
     chain_depth: int = Field(default=8, ge=1, le=64, description="Drafts per round in simulations.")
 
 
 class DraftLmObjective(Objective):
-    """A causal LM's loss on every generated token, the first of an answer included."""
+    """A causal LM's divergence from the target at every generated token, the first of an answer included."""
 
     net: SmallLM
 
@@ -60,20 +57,15 @@ class DraftLmObjective(Objective):
         settings: DraftLmObjectiveSettings,
         vocabulary: LossVocabulary | None = None,
     ) -> None:
-        taps = (target.layers,) if settings.loss == "kl" else ()
-        super().__init__(net, target, taps, settings.chain_depth, vocabulary)
-        self.settings = settings
+        super().__init__(net, target, (target.layers,), settings.chain_depth, vocabulary)
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         compared = self.vocabulary.draw(batch.step_seed)
         labels, known = compared.labels(batch.ids[:, 1:])
         own = batch.mask[:, 1:] & known  # [N, T - 1], of what comes next
-        rows = [self.net(batch.ids)[:, :-1][own], labels[own]]
-        if self.settings.loss == "kl":
-            rows.append(batch.features[:, :-1][own])
-        loss = self._divergences if self.settings.loss == "kl" else self._cross_entropies
+        rows = self.net(batch.ids)[:, :-1][own], labels[own], batch.features[:, :-1][own]
         at_once = compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size)
-        sums = summed(partial(loss, compared), rows, self.net.head_weights, at_once)
+        sums = summed(partial(self._divergences, compared), rows, self.net.head_weights, at_once)
         return {"loss": sums[0], "weight": own.sum().float(), "right": sums[1].detach()}
 
     @torch.no_grad()
@@ -102,29 +94,15 @@ class DraftLmObjective(Objective):
         best, ids = self.net.logits(hidden, self.vocabulary.ranked).argmax(dim=-1), self.vocabulary.ranked
         return best if ids is None else ids[best]
 
-    def _logits(self, compared: Compared, hidden: Tensor) -> Tensor:
-        """[R, K] float32 logits of hidden states [R, H], through which gradients flow."""
-        return compared.shifted(self.net.logits(hidden, compared.ids).float())
-
     def _divergences(self, compared: Compared, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
         """[2] sums: of KL(target || draft), and of right best tokens."""
-        logits = self._logits(compared, hidden)  # [R, K]
+        logits = compared.shifted(self.net.logits(hidden, compared.ids).float())  # [R, K]
         with torch.no_grad():
             scores = compared.shifted(self.target.logits(features, compared.ids).float())
             log_target = torch.log_softmax(scores, dim=-1)
         log_draft = torch.log_softmax(logits, dim=-1)
         loss = torch.nn.functional.kl_div(log_draft, log_target, reduction="sum", log_target=True)
-        return torch.stack((loss, _right(logits, truth)))
-
-    def _cross_entropies(self, compared: Compared, hidden: Tensor, truth: Tensor) -> Tensor:
-        """[2] sums: of cross-entropies, and of right best tokens."""
-        logits = self._logits(compared, hidden)  # [R, K]
-        loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
-        return torch.stack((loss, _right(logits, truth)))
-
-
-def _right(logits: Tensor, truth: Tensor) -> Tensor:
-    return (logits.argmax(dim=-1) == truth).sum().float()
+        return torch.stack((loss, (logits.argmax(dim=-1) == truth).sum().float()))
 
 
 def build_draft_lm(
