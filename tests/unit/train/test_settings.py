@@ -161,7 +161,6 @@ def test_bad_settings_of_a_kind_are_named(kind: str, overrides: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "overrides", "said"),
     [
-        ("draft-lm", "net.embedding=target net.tie_word_embeddings=true", "leave out tie_word_embeddings=True"),
         ("dflash", "objective.depth_weights=d-pace objective.gamma=3", "gamma=3.0: does nothing with depth_weights=d-"),
         ("domino", "objective.strategy=teacher-forcing objective.decay_ratio=0.5", "does nothing with strategy="),
     ],

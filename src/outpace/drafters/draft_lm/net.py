@@ -28,17 +28,13 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class SmallSizes(Section):
-    """Sizes of a small model; None follows the target's. The size of an attention head is the target's."""
+    """Sizes of a small model; None follows the target's. The number of attention heads is the target's scaled with
+    hidden_size, and the size of a head is the target's."""
 
     layers: Count = Field(default=2, description="At most the target's.")
     hidden_size: Count | None = Field(default=None, description="None for the target's.")
     intermediate_size: Count | None = Field(
         default=None, description="Inside a block, also of an expert; None scales the target's with hidden_size."
-    )
-    heads: Count | None = Field(default=None, description="Of attention; None scales the target's.")
-    kv_heads: Count | None = Field(default=None, description="None scales the target's, to a divisor of heads.")
-    tie_word_embeddings: bool | None = Field(
-        default=None, description="Whether the head is the embedding; None for what the target does."
     )
 
 
@@ -134,34 +130,17 @@ def small_config(config: "PretrainedConfig", sizes: SmallSizes) -> "PretrainedCo
         if (inner := getattr(config, name, None)) is not None:
             setattr(small, name, sizes.intermediate_size or -(-scaled(inner) // _ALIGNED) * _ALIGNED)
     small.num_hidden_layers, small.hidden_size = sizes.layers, hidden
-    small.num_attention_heads = heads = sizes.heads or scaled(config.num_attention_heads)
+    small.num_attention_heads = heads = scaled(config.num_attention_heads)
+    if getattr(small, "head_dim", None) is None and hidden % heads:
+        raise InvalidRequest(f"hidden_size={hidden}: must be a multiple of its {heads} heads")
     if (kv_heads := getattr(config, "num_key_value_heads", None)) is not None:
-        small.num_key_value_heads = sizes.kv_heads or _divisor(heads, scaled(kv_heads))
-    if sizes.tie_word_embeddings is not None:
-        small.tie_word_embeddings = sizes.tie_word_embeddings
+        most = min(scaled(kv_heads), heads)
+        small.num_key_value_heads = next(size for size in range(most, 0, -1) if heads % size == 0)
     for name in vars(small):
         if name.endswith(("dropout", "pdrop")):
             setattr(small, name, 0.0)
-    _check_heads(small, sizes.kv_heads)
     check_supported(small)
     return small
-
-
-def _divisor(number: int, limit: int) -> int:
-    """The largest divisor of a number up to a limit."""
-    return next(size for size in range(min(limit, number), 0, -1) if number % size == 0)
-
-
-def _check_heads(config: "PretrainedConfig", asked_kv_heads: int | None) -> None:
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    if kv_heads is None and asked_kv_heads not in (None, heads):
-        raise InvalidRequest(
-            f"kv_heads={asked_kv_heads}: {config.model_type} has as many as heads={heads}; leave it out"
-        )
-    if kv_heads is not None and heads % kv_heads:
-        raise InvalidRequest(f"kv_heads={kv_heads}: must divide heads={heads}")
-    if getattr(config, "head_dim", None) is None and config.hidden_size % heads:
-        raise InvalidRequest(f"heads={heads}: must divide hidden_size={config.hidden_size}")
 
 
 def make_small(config: "PretrainedConfig", seed: int) -> SmallLM:

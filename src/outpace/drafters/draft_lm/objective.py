@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.convert import DTYPES
@@ -28,15 +28,6 @@ class DraftLmNetSettings(SmallSizes):
         description="own, which is trained; or target: the target's embedding and head, which are neither trained nor "
         "stored.",
     )
-
-    @model_validator(mode="after")
-    def _check(self) -> "DraftLmNetSettings":
-        if self.embedding == "target" and self.tie_word_embeddings is not None:
-            raise ValueError(
-                f"embedding='target' takes the head from the target too; leave out "
-                f"tie_word_embeddings={self.tie_word_embeddings}"
-            )
-        return self
 
 
 class DraftLmObjectiveSettings(VocabularySettings):

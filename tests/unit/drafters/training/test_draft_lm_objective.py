@@ -34,13 +34,13 @@ from tests.unit.models.tiny import byte_tokenizer, random_ids, save_tiny_model
 CODEC = TextCodec(byte_tokenizer(), "tiny")
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "own": ({"layers": 1}, {}),
-    "bare": ({"layers": 1, "embedding": "target", "intermediate_size": 64, "kv_heads": 1}, {}),
+    "bare": ({"layers": 1, "embedding": "target", "intermediate_size": 64}, {}),
     "bare-short": ({"layers": 1, "embedding": "target"}, {"chain_depth": 5}),
 }
 
 SMALL: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 24},
-    "small on the target's embedding": {"embedding": "target", "intermediate_size": 24, "heads": 3, "kv_heads": 1},
+    "small on the target's embedding": {"embedding": "target", "intermediate_size": 24},
 }
 
 
