@@ -232,55 +232,48 @@ class Trainer:
         accelerator.register_for_checkpointing(*self._schedules)
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._choosing, self._quoted = data.samples.halves(data.held_out)
-        self._step, self._best, self._stale = 0, 0.0, 0
+        self._step, self._best = 0, 0.0
         self._measured, self._saved = 0, 0  # the last steps that were measured, and stored
         self._is_whole = True  # between two steps, until weights change
         self._figure = 0.0  # of the written drafter, on the prompts that it was not chosen by
 
     def run(self) -> dict[str, Any]:
-        """Train to the end, or until held-out prompts improve no more; resumes from the latest state. Ctrl-C stores one
-        first. Returns "step", "best" (tokens per step of the written drafter, on held-out prompts that it was not
-        chosen by) and "stopped_early"."""
+        """Train to the end; resumes from the latest state. Ctrl-C stores one first. Returns "step" and "best" (tokens
+        per step of the written drafter, on held-out prompts that it was not chosen by)."""
         self._resume()
         self._report({"step": self._step, "steps": self.steps})
         try:
-            stopped = self._loop()
+            self._loop()
         except (KeyboardInterrupt, SystemExit):
             # Of several processes the others may be in another step.
             if self._is_whole and self._step and self._accelerator.num_processes == 1:
                 self._save()
                 self._report({"step": self._step, "steps": self.steps, "stored": True})
             raise
-        return {"step": self._step, "best": self._figure, "stopped_early": stopped and self._step < self.steps}
+        return {"step": self._step, "best": self._figure}
 
-    def _loop(self) -> bool:
-        """The steps that are left; returns whether they ended early."""
-        stopped = self._finish_step()
+    def _loop(self) -> None:
+        """The steps that are left."""
+        self._finish_step()
         passes = iter(self._loader())
-        while self._step < self.steps and not stopped:
+        while self._step < self.steps:
             started = perf_counter()
             shown = self._train_step(passes)
             self._record({"step": self._step + 1, **shown, "seconds": perf_counter() - started})
             self._step += 1
             self._is_whole = True
-            stopped = self._finish_step()
-        return stopped
+            self._finish_step()
 
-    def _finish_step(self) -> bool:
-        """Measure and store what is due, also after an interruption; returns whether training ends early."""
+    def _finish_step(self) -> None:
+        """Measure and store what is due, also after an interruption."""
         if self._step > self._measured and self._is_due("evaluate_every"):
             self._measure()
-        stopped = self._is_stale()
-        if self._step > self._saved and (self._is_due("save_every") or stopped):
+        if self._step > self._saved and self._is_due("save_every"):
             self._save()
-        return stopped
 
     def _is_due(self, setting: str) -> bool:
         """Whether to do after this step what a setting says how often to do."""
         return self._step % self._settings.steps_between(setting, self.steps) == 0 or self._step == self.steps
-
-    def _is_stale(self) -> bool:
-        return self._settings.patience is not None and self._stale >= self._settings.patience
 
     def _loader(self) -> Iterator[Batch]:
         places = self.sampler.micro_batches(self._data.samples, self._step, self.steps)
@@ -340,14 +333,11 @@ class Trainer:
     def _measure(self) -> None:
         """Simulate on held-out sequences, and write the drafter if it is the best so far on half of them."""
         rate, played = self._simulated(self._choosing).tokens_per_step, self._simulated(self._quoted)
-        is_better = rate > self._best
-        is_final = self._objective.may_stop(self._step / self.steps)
-        if is_better:
+        if rate > self._best:
             with self._accelerator.autocast(), _unsharded(self._module):
                 self._objective.calibrate(self._batches(self._choosing))
             self._export()
             self._best, self._figure = rate, played.tokens_per_step
-        self._stale = self._stale + 1 if is_final and not is_better else 0
         self._measured = self._step
         shown = {"tokens_per_step": played.tokens_per_step, "by_position": played.by_position, "best": self._figure}
         self._record({"step": self._step, "held_out": shown, "chosen_by": {"tokens_per_step": rate}})
@@ -378,8 +368,8 @@ class Trainer:
         self._accelerator.wait_for_everyone()
 
     def _save(self) -> None:
-        accelerator, counters = self._accelerator, {"best": self._best, "figure": self._figure, "stale": self._stale}
-        counters["measured"] = self._measured
+        accelerator = self._accelerator
+        counters = {"best": self._best, "figure": self._figure, "measured": self._measured}
         if accelerator.is_main_process:
             self._states.scratch()
         accelerator.wait_for_everyone()
@@ -410,8 +400,7 @@ class Trainer:
             for schedule in self._schedules:  # of a run that goes on longer, the state's rate is that of its old end
                 schedule.last_epoch -= 1
                 schedule.step()
-            self._step, self._stale = counters["step"], counters["stale"]
-            self._best, self._figure = counters["best"], counters["figure"]
+            self._step, self._best, self._figure = counters["step"], counters["best"], counters["figure"]
             self._saved, self._measured = self._step, counters.get("measured", self._step)
         if self._accelerator.is_main_process:
             self._log.cut(self._step)

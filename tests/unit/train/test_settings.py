@@ -43,12 +43,12 @@ def test_later_sources_win(tmp_path: Path) -> None:
     """Guards against a file that resets what it does not mention, and numbers that YAML reads as text."""
     file = tmp_path / "run.yaml"
     file.write_text("net:\n  layers: 2\ntraining:\n  learning_rate: 6e-4\n  epochs: 3\n")
-    chosen: Any = settings(file, "training.epochs=1", "objective.gamma=4", "training.patience=null")
+    chosen: Any = settings(file, "training.epochs=1", "objective.gamma=4", "training.max_steps=null")
     assert (chosen.net.layers, chosen.objective.gamma) == (2, 4.0)
     assert chosen.training.learning_rate == 6e-4, "the file over the recipe"
     assert chosen.training.epochs == 1, "the option over the file"
     assert chosen.training.clip == 0.5, "the recipe where nobody says otherwise"
-    assert chosen.training.patience is None
+    assert chosen.training.max_steps is None
     assert chosen.training.batch_size == 16, "the default"
 
 

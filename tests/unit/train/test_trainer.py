@@ -190,25 +190,6 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         trained.run()
 
 
-def test_early_stop(tmp_path: Path) -> None:
-    """Guards against a run that trains on after held-out sequences stopped getting better, or stops at once."""
-    done = trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run()
-    assert (done["step"], done["stopped_early"]) == (15, True)
-    assert trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run() == done
-    assert not trainer(tmp_path / "on", max_steps=15, patience=2).run()["stopped_early"]
-
-
-def test_no_early_stop_while_the_loss_still_changes(tmp_path: Path) -> None:
-    """Guards against a curriculum that ends in its middle, where the loss is still that of another net."""
-
-    class Changing(LinearObjective):
-        def may_stop(self, progress: float) -> bool:
-            return progress >= 0.5
-
-    done = trainer(tmp_path, objective=Changing(), learning_rate=1e-12, max_steps=60, patience=2).run()
-    assert (done["step"], done["stopped_early"]) == (35, True), "at 30 and 35 it was no better"
-
-
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     """Guards against hours of training on NaN."""
     objective = LinearObjective()

@@ -29,8 +29,6 @@ from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, row_losse
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
-SMALL_SHARE = 0.1
-"""Lambda from which training may stop early."""
 Strategy = Literal["curriculum", "teacher-forcing", "training-time-test"]
 STATE_SCALE = 4.0  # entries of a new state are about a quarter
 
@@ -108,10 +106,6 @@ class DominoObjective(DFlashObjective):
         own = rows.own
         pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.cells)
         return summed(losses, pieces, tuple(self.net.head.embed_proj.parameters()), rows.at_once)
-
-    def may_stop(self, progress: float) -> bool:
-        """Once lambda is small: before, the loss depends little on the head."""
-        return self._base_share(progress) <= SMALL_SHARE
 
     def _base_share(self, progress: float) -> float:
         """Lambda of section 4.2."""

@@ -80,10 +80,6 @@ class Objective(nn.Module, ABC):
             for name, one in tensors.items()
         }
 
-    def may_stop(self, progress: float) -> bool:
-        """Whether training may stop early, at this part of the training (0 to 1): not while the loss still changes."""
-        return True
-
     @abstractmethod
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """Losses of a batch.

@@ -96,12 +96,6 @@ class TrainingSettings(Section):
         description="Steps between states that an interrupted run resumes from. By default at most a tenth of all.",
     )
     keep: int = Field(default=2, ge=1, description="States to keep.")
-    patience: int | None = Field(
-        default=None,
-        ge=1,
-        description="Measurements without improvement before training stops early; None never stops early. They count "
-        "once the loss no longer changes: in Domino's curriculum, when lambda is small.",
-    )
     dtype: Literal["bfloat16", "float32", "float16"] = Field(default="bfloat16", description="Of the drafter's files.")
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of weights, order and anchors.")
 

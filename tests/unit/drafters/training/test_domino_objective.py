@@ -149,14 +149,6 @@ def test_a_new_head_hears_its_tokens_whatever_their_scale(family: str) -> None:
     assert (heard.abs() > 4).float().mean() < 0.01
 
 
-def test_training_may_stop_once_lambda_is_small() -> None:
-    """Guards against patience that ends a run while the loss is the backbone's, before the head had its say."""
-    curriculum, early = fresh(), fresh(decay_ratio=0.5)
-    assert [curriculum.may_stop(progress) for progress in (0.0, 0.5, 0.85, 0.95, 1.0)] == [False] * 3 + [True] * 2
-    assert [early.may_stop(progress) for progress in (0.0, 0.4, 0.46, 1.0)] == [False, False, True, True]
-    assert fresh(strategy="teacher-forcing").may_stop(0.0)
-
-
 @pytest.mark.thorough
 def test_training_on_own_drafts_works_too() -> None:
     """Guards against an ablation that does not learn, which would say nothing about the paper's figure."""
