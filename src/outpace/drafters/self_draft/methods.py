@@ -12,16 +12,14 @@ from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.ranked_vocabulary import EVERY_ID
-from outpace.drafters.self_draft.guessed import GUESSES, GuessedSelfDraft, ModelGuesser
+from outpace.drafters.self_draft.guessed import GuessedSelfDraft, ModelGuesser
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, RowSelector, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
 from outpace.models.four_bits import in_four_bits
 from outpace.models.packed import PackedModel
-from outpace.trees.grafting import MatrixRetriever, SuffixRetriever
-from outpace.trees.retrieval.warm_file import load_matrix
-from outpace.trees.shapes.rank_paths import retrieval_plan
+from outpace.trees.grafting import SuffixRetriever
 
 _CHAIN, _GUESSED_CHAIN = 3, 6  # the papers' gammas
 
@@ -41,15 +39,11 @@ class SelfDraftOptions(ModelOptions):
     keep: int = Field(
         default=512, gt=OBSERVED, description="how many those are, with snap of the prompt; the paper's budget"
     )
-    guess: Literal["none", "suffix", "matrix", "model"] = Field(
+    guess: Literal["none", "suffix", "model"] = Field(
         default="none",
-        description="what guesses the next tokens of a chain, so that one pass drafts several: suffix and matrix, as "
-        "of retrieve; model, the draft model; none, a pass drafts one. The drafts are the same",
+        description="what guesses the next tokens of a chain, so that one pass drafts several: suffix, as of retrieve; "
+        "model, the draft model; none, a pass drafts one. The drafts are the same",
     )
-
-    @property
-    def reads_matrix(self) -> bool:
-        return super().reads_matrix or self.guess == "matrix"
 
     @property
     def drafts_with(self) -> str | None:
@@ -113,10 +107,6 @@ def _guesser(options: SelfDraftOptions, context: BuildContext) -> Retriever | No
     """What guesses ahead of the target; None for nothing."""
     if options.guess == "suffix":
         return SuffixRetriever(context.device)
-    if options.guess == "matrix":
-        matrix = load_matrix(context.warm_file(options.warm), context.vocab_size, context.device, options.context)
-        plan = retrieval_plan([(0,) * length for length in range(1, GUESSES + 1)])
-        return MatrixRetriever(matrix, plan, options.matrix == "private")
     if options.guess == "model":
         own = context.ranked_vocabulary(None)
         return ModelGuesser(DraftLM(context.draft_model(), context.vocab_size, options.noise, own), context.device)

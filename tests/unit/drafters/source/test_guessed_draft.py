@@ -116,8 +116,8 @@ def test_a_draft_model_guesses_along_the_chain(temperature: float) -> None:
 
 
 def test_what_guesses_is_an_option(tmp_path: Path) -> None:
-    """Guards against a draft model that is not loaded for `triforce`, or loaded for nothing, a matrix whose options are
-    refused or without effect, and the frequent ids of a draft model that bound what the target drafts."""
+    """Guards against a draft model that is not loaded for `triforce`, or loaded for nothing, and the frequent ids of a
+    draft model that bound what the target drafts."""
     assert parse_method("triforce").drafter is None
     assert parse_method("triforce:guess=model").drafter == LANGUAGE_MODEL
     target = tiny_target(tiny_config("llama"))
@@ -125,7 +125,7 @@ def test_what_guesses_is_an_option(tmp_path: Path) -> None:
     file = tmp_path / "vocabulary.safetensors"
     save_vocabulary(file, torch.arange(20), VOCAB)
     around = BuildContext(VOCAB, CPU, lambda: model, target=target, vocabulary=file)
-    kinds = {"suffix": "SuffixRetriever", "matrix,context=2": "MatrixRetriever", "model": "ModelGuesser"}
+    kinds = {"suffix": "SuffixRetriever", "model": "ModelGuesser"}
     for guess, kind in kinds.items():
         proposer: Any = build_proposer(parse_method(f"triforce:guess={guess}"), around)
         assert type(proposer.source.guesser).__name__ == kind
