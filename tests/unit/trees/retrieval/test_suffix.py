@@ -52,25 +52,6 @@ def test_a_growing_text_matches_itself_as_brute_force_does() -> None:
             assert match.continuation(9) == going_on[len(ids) :]
 
 
-def test_a_match_goes_on_with_tokens_that_are_not_decided() -> None:
-    """Guards against matches that lose their length on the way, are taken into the text, or end where it ends."""
-    for seed in range(12):
-        source = random.Random(seed)
-        for _ in range(40):
-            ids = [source.randrange(2 + seed % 3) for _ in range(source.randint(1, 12))]
-            match = TextMatch()
-            match.follow(ids)
-            place, drafted = match.place, list[int]()
-            for token in [*(source.randrange(2 + seed % 3) for _ in range(6)), 9]:
-                text = [*ids, *drafted]
-                ends = [(first_ends(ids, text[-length:]), length) for length in range(len(text), 0, -1)]
-                known = next(((ids[end], length) for end, length in ends if end is not None and end < len(ids)), None)
-                assert match.following(place) == known
-                place = match.step(place, token)
-                drafted.append(token)
-            assert match.following(place) is None, "9 never stood there"
-
-
 def test_a_corpus_is_matched_as_brute_force_does() -> None:
     """Guards against a match that is not shortened on its way along suffix links, or goes across two texts."""
     for seed in range(8):

@@ -153,18 +153,6 @@ def test_trust_keeps_the_prior_in_place() -> None:
     assert moved[0] > moved[1] > moved[2] > 0
 
 
-def test_prices_follow_what_is_learned() -> None:
-    """Guards against prices that are remembered from before, for the same features and for others that share one."""
-    acceptance = AcceptanceModel(random_prior(1))
-    kinds: list[Features] = [SILENT, (DRAFTS[-1], *SILENT[1:]), (DRAFTS[-1], PAIRS[0], RANKS[0], LENGTHS[0], HEARD[0])]
-    before = [price_alone(acceptance, features) for features in kinds]
-    acceptance.learn([([SILENT], 0)] * 3)
-    after = [price_alone(acceptance, features) for features in kinds]
-    assert all(now > was for was, now in zip(before, after, strict=True)), "all share the bias"
-    fresh = AcceptanceModel(acceptance.weights)
-    assert after == [price_alone(fresh, features) for features in kinds]
-
-
 @settings(max_examples=25, deadline=None)
 @given(verified=st.lists(st.tuples(NAMED, st.booleans()), max_size=12), cut=st.integers(0, 12))
 def test_rounds_do_not_matter_to_what_is_learned(verified: list[tuple[list[Features], bool]], cut: int) -> None:
@@ -211,15 +199,3 @@ def test_a_reset_forgets_and_nobody_shares_weights() -> None:
         assert list(acceptance.weights) == list(GREEDY) == list(other.weights)
     other.learn([([SILENT], 0)] * 50)
     assert other.weights == learned
-
-
-def test_a_copy_goes_on_from_there_and_alone() -> None:
-    """Guards against copies that share weights or prices, forget what was learned, or reset to something else."""
-    acceptance = AcceptanceModel(GREEDY)
-    acceptance.learn([([SILENT], 0)] * 5)
-    price, copied = price_alone(acceptance, SILENT), acceptance.copy()
-    assert price_alone(copied, SILENT) == price
-    copied.learn([([SILENT], None)])
-    assert price_alone(copied, SILENT) < price == price_alone(acceptance, SILENT)
-    copied.reset()
-    assert list(copied.weights) == list(GREEDY) != list(acceptance.weights)
