@@ -100,17 +100,6 @@ def test_siblings_are_accepted_as_often_as_can_be(seed: int) -> None:
     assert acceptance(target, toy_distribution(seed + 1000, NARROW), siblings=VOCAB) < 0.99
 
 
-def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
-    """Guards against q shifted by one row or position, under which p = q would not mean acceptance."""
-    target = toy_distribution(5)
-
-    def run(oracle: Oracle) -> Ids:
-        tree = sampled_tree(START, Topology.chain(4), target, oracle)
-        return (len(rejection_round(tree, START, target, oracle)),)
-
-    assert {outcome for outcome, _ in enumerate_outcomes(run)} == {(4,)}
-
-
 def test_a_token_that_its_law_could_not_give_is_refused() -> None:
     """Guards against draft probabilities of another distribution than the one sampled from, where it shows."""
     tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2), {0: torch.tensor([0.0, 0.5, 0.5, 0.0])})
