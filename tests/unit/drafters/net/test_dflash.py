@@ -43,7 +43,6 @@ def test_default_taps_are_the_published_ones() -> None:
         ({"kv_heads": 4}, ["heads=6", "kv_heads=4"]),
         ({"head_dim": 7}, ["head_dim=7"]),
         ({"target_hidden_size": 32}, ["target_hidden_size=32", "hidden_size=24"]),
-        ({"mask_token_id": 61}, ["mask_token_id=61", "vocab_size=61"]),
         ({"target_layer_ids": (1, 9)}, ["target_layer_ids=[1, 9]", "target_layers=9"]),
         ({"target_layer_ids": (-1, 2)}, ["target_layer_ids=[-1, 2]", "target_layers=9"]),
         ({"target_layer_ids": (2, 2)}, ["target_layer_ids=[2, 2]", "twice"]),
@@ -52,7 +51,6 @@ def test_default_taps_are_the_published_ones() -> None:
         ({"sliding_window": 4}, ["sliding_window=4", "layer_types"]),
         ({**SLIDING, "sliding_window": None}, ["sliding_window=None", "layer_types"]),
         ({"block_size": 1}, ["block_size"]),
-        ({"heads": "6"}, ["heads"]),
         ({"heads": True}, ["heads"]),
         ({"speed": 1}, ["speed"]),
     ],
@@ -65,21 +63,8 @@ def test_contradictions_are_named(changes: dict[str, Any], named: list[str]) -> 
     assert all(name in str(caught.value) for name in named), str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "named"),
-    [
-        ((32, 9, 61), "target_hidden_size=24"),
-        ((24, 10, 61), "target_layers=9"),
-        ((24, 6, 61), "target_layer_ids"),
-        ((24, 9, 62), "vocab_size=61"),
-    ],
-)
-def test_another_target_is_refused(sizes: tuple[int, int, int], named: str) -> None:
-    """Guards against a drafter that reads another model's hidden states and drafts noise."""
-    config = DFlashConfig(**SIZES)
-    config.check_target(24, 9, 61)
-    with pytest.raises(ModelError, match=named):
-        config.check_target(*sizes)
+def test_taps_that_a_target_lacks_are_refused() -> None:
+    """Guards against a drafter whose file names no target and that reads layers beyond the target's."""
     unknown = DFlashConfig(**{**SIZES, "target_layers": None})
     unknown.check_target(24, 12, 61)
     with pytest.raises(ModelError, match="target_layer_ids"):

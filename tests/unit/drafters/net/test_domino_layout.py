@@ -39,6 +39,7 @@ def test_other_generations_mean_the_same(edit: Edit) -> None:
 
 
 SPOILT: dict[str, tuple[Edit, list[str]]] = {
+    "long prefix": (put("dflash_config", "pure_draft_prefix_len", value=5), ["pure_draft_prefix_len=5", "block_size"]),
     "legacy": (put("dflash_config", "projector_type", value="causal_v5"), ["causal_v5", "early"]),
     "other projector": (put("dflash_config", "projector_type", value="dspark"), ["dspark", "'domino'"]),
     "no projector": (put("dflash_config", "projector_type", value=None), ["projector_type is missing"]),
@@ -55,7 +56,7 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
     "no alignment": (put("dflash_config", "shift_label", value=None), ["shift_label is missing"]),
     "alignment no flag": (put("dflash_config", "shift_label", value="yes"), ["shift_label='yes'"]),
     "no prefix": (put("dflash_config", "pure_draft_prefix_len", value=None), ["pure_draft_prefix_len is missing"]),
-    "long prefix": (put("dflash_config", "pure_draft_prefix_len", value=5), ["pure_draft_prefix_len=5", "block_size"]),
+    "mask outside": (put("dflash_config", "mask_token_id", value=61), ["mask_token_id=61", "vocab_size=61"]),
     "unknown field": (put("dflash_config", "use_correction_target_fusion", value=True), ["use_correction_target"]),
     "twice": (add("logit_head.embed_proj.0.weight", torch.zeros(7, 34)), ["embed_proj.0.weight twice"]),
     "early nonsense": (add("logit_head.gate.weight", torch.zeros(3)), ["unexpected logit_head.gate.weight"]),
