@@ -20,6 +20,7 @@ from outpace.methods.union import OutpaceOptions
 from outpace.models.costs_file import identity
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
+from outpace.trees.retrieval.suffix import MAX_NGRAM
 
 
 class Figures(BaseModel):
@@ -188,8 +189,8 @@ def _origin(spec: MethodSpec, drafters: DrafterStore) -> str:
 # Methods here by vLLM's names. vLLM drafts chains only, of num_speculative_tokens each. Its ngram also drafts where
 # fewer tokens than that followed the match; prompt lookup then tries a shorter suffix.
 ROWS = {"eagle3": "eagle3", "dflash": "dflash", "draft_model": "linear", "medusa": "medusa", "ngram": "lookup"}
-# The lengths of suffixes that prompt lookup tries (MAX_NGRAM down to 1), and vLLM's keys for them.
-LOOKUP_SIZES = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+# The lengths of suffixes that prompt lookup tries, and vLLM's keys for them.
+LOOKUP_SIZES = {"prompt_lookup_max": MAX_NGRAM, "prompt_lookup_min": 1}
 KEYS = ("method", "num_speculative_tokens", "model", *LOOKUP_SIZES)
 
 _PARALLEL = "there is one process here, and nothing to spread"
@@ -289,6 +290,6 @@ def _check(key: str, value: Any) -> None:
     wanted = LOOKUP_SIZES.get(key)
     if wanted is not None and (type(value) is not int or value != wanted):
         raise InvalidRequest(
-            f"speculative_config: {key}={shown(value)}: prompt lookup tries suffixes of 3 tokens down to 1 here; only "
-            f"{key}={wanted} is the same"
+            f"speculative_config: {key}={shown(value)}: prompt lookup tries suffixes of {MAX_NGRAM} tokens down to 1 "
+            f"here; only {key}={wanted} is the same"
         )

@@ -150,27 +150,20 @@ def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, 
                 assert [proposer.shape.share(60, stage) for stage in range(3)] == [8, 24, 40]
 
 
-def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against options that are read and then forgotten."""
-    union = load(target, "plain", drafters["eagle3"]).proposer("outpace:draft=eagle3,depth=2,budget=9")
-    assert isinstance(union, UnionProposer)
-    assert isinstance(union.base, GrowingProposer)
-    assert isinstance(union.base.shape, Beam)
-    assert union.base.shape.config == BeamConfig(depth=2, breadth=10)
-    assert union.budget == 9
-
-
-@pytest.mark.parametrize(("options", "depth"), [("", 3), (",budget=9", 8), (",budget=9,priced=true", 3)])
-def test_a_budget_deepens_the_drafts_of_the_union(
+@pytest.mark.parametrize(
+    ("options", "depth"), [("", 3), (",budget=9", 8), (",budget=9,priced=true", 3), (",budget=9,depth=2", 2)]
+)
+def test_a_budget_deepens_the_drafts_of_the_union_unless_a_depth_is_named(
     target: Path, drafters: dict[str, Path], options: str, depth: int
 ) -> None:
-    """Guards against a tree of a given size whose deep nodes are guesses of retrieval, as its draft ends at depth 3."""
-    model = outpace.load(str(target), "plain", dtype="float32", device="cpu", drafter=str(drafters["eagle3"]))
-    union = model.proposer(f"outpace:draft=eagle3{options}")
+    """Guards against a tree of a given size whose deep nodes are guesses of retrieval, as its draft ends at depth 3;
+    and against options that are read and then forgotten."""
+    union = load(target, "plain", drafters["eagle3"]).proposer(f"outpace:draft=eagle3{options}")
     assert isinstance(union, UnionProposer)
     assert isinstance(union.base, GrowingProposer)
     assert isinstance(union.base.shape, Beam)
-    assert union.base.shape.config.depth == depth
+    assert union.base.shape.config == BeamConfig(depth=depth, breadth=10)
+    assert "budget=9" not in options or union.budget == 9
 
 
 @pytest.fixture(scope="module")
