@@ -92,15 +92,6 @@ def test_processes_share_each_step(processes: int) -> None:
     assert shared == wanted
 
 
-def test_a_run_goes_on_anywhere() -> None:
-    """Guards against a resumed run that sees other sequences than the run that was never stopped."""
-    samples = sample_set()
-    sampler = BatchSampler(tuple(range(23)), 6, 3, 9)
-    whole = list(sampler.micro_batches(samples, 0, 12))
-    for step in (1, 4, 11):
-        assert list(sampler.micro_batches(samples, step, 12)) == whole[step * sampler.passes :]
-
-
 def test_a_tiny_set_serves_large_steps() -> None:
     """Guards against an order that is forgotten when one step takes more than an epoch."""
     sampler = BatchSampler((0, 1, 2), 8, 8, 0)

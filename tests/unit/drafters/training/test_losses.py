@@ -71,17 +71,6 @@ def test_what_is_shown_is_not_learned() -> None:
     assert not again.requires_grad
 
 
-def test_a_forgotten_weight_is_refused() -> None:
-    """Guards against a weight that is said to be read but is not, so that it would never learn."""
-    hidden, targets, weights, vocabulary = rows()
-    with pytest.raises(RuntimeError, match="not have been used"):
-        summed(
-            lambda hidden, targets, weights: weighted_cross_entropy(hidden, targets, weights)[None],
-            (hidden, targets % WIDTH, weights),
-            (vocabulary,),
-        )
-
-
 def test_the_gradient_of_half_precision_logits() -> None:
     """Guards against a loss in the dtype of its logits, whose sums over a vocabulary lose most digits."""
     hidden, targets, weights, vocabulary = rows()
