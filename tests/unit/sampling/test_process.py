@@ -28,14 +28,6 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def test_eos_ids_wait_for_the_minimum() -> None:
-    """Guards against an off-by-one, a minimum that counts the prompt, and ids that index from the vocabulary's end."""
-    for said in range(5):
-        history = History([1] * 9, [2] * said, (0, 5, -1, 6, 99))
-        values = process(torch.tensor([ROW]), SamplingParams(min_new_tokens=3), [history])[0]
-        assert values.tolist() == ([-INFINITY, *ROW[1:5], -INFINITY] if said < 3 else ROW), said
-
-
 def test_without_options_the_input_comes_back_itself() -> None:
     """Guards against work on requests that asked for nothing, and options that write into the model's logits."""
     logits = torch.tensor([ROW])
@@ -87,14 +79,16 @@ IDS = st.integers(0, 5)
 def test_all_options_together_are_their_definition(
     prompt: list[int], output: list[int], bad: list[list[int]], bias: dict[int, float], numbers: Any, window: int | None
 ) -> None:
-    """Guards against options that are right alone and wrong together, or in a row beside another history."""
+    """Guards against options that are right alone and wrong together, or in a row next to another history; and against
+    a minimum that counts the prompt, or EOS ids outside the vocabulary that index from its end."""
     repetition, presence, frequency, minimum = numbers
     params = SamplingParams.from_options(
         repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
         logit_bias=bias, bad_words_ids=bad, min_new_tokens=minimum,
         penalty_window=None if repetition == 1 else window,
     )  # fmt: skip
-    rows, histories = [ROW, ROW[::-1]], [History(prompt, output, (4,)), History(prompt, [], (4,))]
+    ends = (4, 0, -1, 99)
+    rows, histories = [ROW, ROW[::-1]], [History(prompt, output, ends), History(prompt, [], ends)]
     actual = process(torch.tensor(rows, dtype=torch.float64), params, histories)
     expected = [by_definition(row, params, history) for row, history in zip(rows, histories, strict=True)]
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)

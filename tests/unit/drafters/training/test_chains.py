@@ -93,18 +93,3 @@ def test_anchors_out_of_order_are_refused() -> None:
     key, value = tensors(1, 1)[:2]
     with pytest.raises(AssertionError, match="are together"):
         ChainAttention(key, value, torch.tensor([1, 0]), torch.tensor([1, 1]))
-
-
-@pytest.mark.parametrize("window", [1, 3, 30])
-def test_a_window_hides_what_is_far_before_a_row(window: int) -> None:
-    """Guards against a window that is the same for all rows of a chain, or a place off."""
-    earlier_key, earlier_value, query, key, value = tensors(3, 3)
-    visible = torch.ones(3, 3, dtype=torch.bool)
-    found = ChainAttention(earlier_key, earlier_value, SEQUENCES, BEFORE)(query, key, value, visible, window)
-    for chain, (sequence, before) in enumerate(zip(SEQUENCES.tolist(), BEFORE.tolist(), strict=True)):
-        for row in range(3):
-            near = slice(max(0, before + row - window + 1), before)
-            keys, values = torch.cat((earlier_key[sequence, near], key[chain])), earlier_value[sequence, near]
-            alone = query[chain, row][None], keys, torch.cat((values, value[chain]))
-            every = torch.ones(1, keys.shape[0], dtype=torch.bool)
-            torch.testing.assert_close(found[chain, row], attend_dense(*alone, every)[0])

@@ -90,25 +90,20 @@ def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
     assert count == 3 * tiny.ANSWER, "the first token of an answer is to be foreseen too"
 
 
-@pytest.mark.parametrize(("kind", "gain"), [("own", 0.75), ("bare", 0.6)])
-def test_training_helps(kind: str, gain: float) -> None:
-    """Guards against a loss that falls while nothing useful is learned. Measured gains are 1.25 times the bound."""
-    before, after = (pairs.played(one).tokens_per_step for one in (fresh(kind), trained(kind)))
-    assert before < 1.1
-    assert after > before + gain
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_simulated_rounds_are_the_engines(kind: str, tmp_path: Path) -> None:
-    """Guards against figures of training that drafting does not keep, and a file that is not what was trained."""
+@pytest.mark.parametrize(("kind", "gain"), [("own", 0.75), ("bare", 0.6), ("bare-short", 0.4)])
+def test_training_helps_and_simulated_rounds_are_the_engines(kind: str, gain: float, tmp_path: Path) -> None:
+    """Guards against a loss that falls while nothing useful is learned, figures of training that drafting does not
+    keep, and a file that is not what was trained. Measured gains are 1.25 times the bound, but of the last.
+    """
     objective, target = trained(kind), tiny.target()
     objective.net.write(tmp_path / "draft", CODEC, torch.float32)
     draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
     around = BuildContext(target.vocab_size, target.device, lambda: draft, target)
     proposer = build_proposer(parse_method(f"linear:budget={objective.depth}"), around)
-    played = pairs.played(objective)
-    pairs.assert_engine_agrees(played, proposer)
-    assert played.tokens_per_step > 1.5
+    before, after = (pairs.played(one) for one in (fresh(kind), objective))
+    pairs.assert_engine_agrees(after, proposer)
+    assert before.tokens_per_step < 1.1
+    assert after.tokens_per_step > before.tokens_per_step + gain
 
 
 def test_hits_do_not_depend_on_how_anchors_are_grouped() -> None:
