@@ -112,7 +112,8 @@ def test_a_drafter_from_prompts(method: str, target: Path, prompts: Path, tmp_pa
 
 
 def test_going_on_and_refusing(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a finished run that trains again, and one that goes on with other settings or prompts."""
+    """Guards against a finished run that trains again, one that goes on with other settings or prompts, and one that
+    cannot go on after more prompts were tried: their answers were stored with its own before they were refused."""
     done = run("medusa", target, prompts, tmp_path / "run")
     assert run("medusa", target, prompts, tmp_path / "run", "training.keep=5") == done, (
         "how many states are kept is free"
@@ -135,6 +136,7 @@ def test_going_on_and_refusing(target: Path, prompts: Path, tmp_path: Path) -> N
     other.write_text(prompts.read_text() + '{"id": "more", "turns": ["More?"]}\n')
     with pytest.raises(InvalidRequest, match=r"prompts\.sha256="):
         run("medusa", target, other, tmp_path / "run")
+    assert run("medusa", target, prompts, tmp_path / "run") == done, "the refused prompt was not answered"
 
 
 def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:

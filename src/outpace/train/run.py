@@ -35,7 +35,7 @@ from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
 from outpace.train.data import BatchSampler, SampleSet, TrainingData, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, stored_features
-from outpace.train.records import check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
+from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
 from outpace.train.trainer import DRAFTER, STATES, Trainer
 
 ANSWERS = "answers"
@@ -186,12 +186,14 @@ def _answers_of(
     """The folder of answers to train on; made or completed first if the run names none."""
     if run.answers is not None:
         return path_of(run.answers)
+    how, folder = run.settings.regenerate, run.out / ANSWERS
+    if (run.out / PROVENANCE).is_file():  # a run that goes on trains on the answers that it began with
+        return folder
     if processes > 1:
         raise InvalidRequest(
             "answers: several processes train together, but answers are made by one; make them first with `outpace "
             "train regenerate` and name their folder with --answers"
         )
-    how, folder = run.settings.regenerate, run.out / ANSWERS
     params = sampling_of(how)
     facts = load_vocabulary_facts(run.target)
     store = store_for(folder, items, run.target, facts=facts, params=params, endpoint=None, dtype=run.dtype)
