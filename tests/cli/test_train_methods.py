@@ -169,9 +169,10 @@ def test_a_run_of_nothing_is_refused(target: Path, tmp_path: Path) -> None:
 def test_a_mistake_is_told_before_answers_are_made(
     more: tuple[str, ...], complaint: str, target: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """Guards against hours of answers before a word that was mistyped."""
-    with pytest.raises((InvalidRequest, ModelError), match=complaint):
-        run("medusa", target, prompts, tmp_path / "run", *more)
+    """Guards against hours of answers before a word that was mistyped, and an estimate of a run that is refused."""
+    for only in ((), ("--dry-run",)):
+        with pytest.raises((InvalidRequest, ModelError), match=complaint):
+            run("medusa", target, prompts, tmp_path / "run", *more, *only)
     assert not (tmp_path / "run" / "answers").exists()
 
 

@@ -113,7 +113,7 @@ class SampleSet(Dataset[TrainingSample]):
     def held_out(self, count: int) -> tuple[int, ...]:
         """Indices of sequences to measure on and not to train on: of the prompts whose ids have the lowest hashes. All
         turns of a conversation are held out together, as later ones contain earlier ones."""
-        prompts = set(sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count])
+        prompts = held_out_ids(map(_prompt_of, self.names), count)
         chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
         if len(chosen) >= len(self):
             raise InvalidRequest(
@@ -144,6 +144,11 @@ class SampleSet(Dataset[TrainingSample]):
             own = ids[self._prompts[index] :]
             counts += np.bincount(own, minlength=vocab_size)
         return Facts(torch.from_numpy(counts), torch.from_numpy(~seen), tuple(special))
+
+
+def held_out_ids(prompts: Iterable[str], count: int) -> set[str]:
+    """The ids of prompts that are held out: those with the lowest hashes."""
+    return set(sorted(set(prompts), key=_hash)[:count])
 
 
 def _hash(text: str) -> bytes:

@@ -21,9 +21,9 @@ from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
-from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples, encode_prompt
+from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples, encode_prompt, held_out_ids
 from outpace.train.features import stored_features
-from outpace.train.run import Run, build, disk_needed, frozen_target, longest_of, sequences, training_precision
+from outpace.train.run import Run, build, check, disk_needed, frozen_target, longest_of, sequences, training_precision
 from outpace.train.trainer import make_optimizers, step_all
 
 SHOWN_PROMPTS = 64  # whose lengths represent all
@@ -33,20 +33,21 @@ TRIED_PASSES = 2
 
 def plan(run: Run) -> dict[str, Any]:
     """Estimates of tokens, memory, disk and time for this machine and one process. Missing answers are assumed to have
-    the maximal length. Speeds are measured with the real target and new weights."""
+    the maximal length. Speeds are measured with the real target and new weights. What a run refuses before answers are
+    made is refused here, too."""
     items = read_workloads(list(run.prompts))
+    check(run, len(items))
     target, codec = frozen_target(run, run.device)
-    held_out = run.settings.data.held_out_of(len(items))
+    turns, scale = sum(len(item.turns) for item in items), 1.0
     if run.answers is not None:
         samples, chosen = sequences(run, items, path_of(run.answers), target, codec)
         kept = samples.without(chosen)
-        scale, count = 1.0, len(kept)
+        count = len(kept)
     else:
         samples = longest_samples(items, codec, run.settings.regenerate.max_new_tokens, longest_of(run, target))
-        kept, count = list(range(len(samples))), sum(len(item.turns) for item in items) - held_out
-        scale = (count + held_out) / len(samples)
-        if count < 1:
-            raise InvalidRequest(f"data.held_out={held_out}: leaves none of {count + held_out} turns to train on")
+        out = held_out_ids((item.id for item in items), run.settings.data.held_out_of(len(items)))
+        kept, count = list(range(len(samples))), sum(len(item.turns) for item in items if item.id not in out)
+        scale = turns / len(samples)
     objective = build(run, target, codec, samples, ()).to(target.device)
     stored = None
     if run.features is not None and run.answers is not None:
@@ -60,7 +61,7 @@ def plan(run: Run) -> dict[str, Any]:
     per_pass, memory = try_training(objective, samples, sampler, training, stored)
     seconds = {"training": per_pass * sampler.passes * steps}
     if run.answers is None:
-        answers = answer_seconds(run, items, count + held_out, samples.supervised * scale)
+        answers = answer_seconds(run, items, turns, samples.supervised * scale)
         seconds = {"answers": answers} | seconds  # in the order of a run
     supervised = round(samples.supervised * scale)
     return {

@@ -99,7 +99,7 @@ def train(
     reuse_freed_memory()
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
-    _check(run, len(items), accelerator.num_processes)
+    check(run, len(items), accelerator.num_processes)
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     samples, held_out = sequences(run, items, folder, target, codec)
@@ -161,7 +161,7 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
     return {"captured": captured, "before": before, "bytes": size}
 
 
-def _check(run: Run, prompts: int, processes: int) -> None:
+def check(run: Run, prompts: int, processes: int = 1) -> None:
     """Refuse what can be told before answers are made, which may take hours."""
     training, held_out = run.settings.training, run.settings.data.held_out_of(prompts)
     BatchSampler((), training.batch_size, training.micro_batch_size, training.seed, processes=processes)

@@ -45,7 +45,28 @@ def test_prompts_are_read_once_for_whole_answers(monkeypatch: pytest.MonkeyPatch
     assert options["enable_prefix_caching"] is False, "the second try would read no prompts"
 
 
-def test_memory_is_measured_while_the_target_is_there_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def planned(monkeypatch: pytest.MonkeyPatch, items: Sequence[WorkItem], *settings: str, **stubs: Any) -> dict[str, Any]:
+    """The plan of a run on prompts without answers; no model is there."""
+    target = SimpleNamespace(device="cpu", max_length=64)
+    objective: Any = SimpleNamespace(net=torch.nn.Linear(2, 1), to=lambda _: objective)
+    sample = TrainingSample("0/0", torch.arange(9), torch.arange(9) >= 3)
+    known: dict[str, Any] = {
+        "read_workloads": lambda _: items,
+        "frozen_target": lambda *_: (target, None),
+        "longest_samples": lambda *_: SampleSet([sample]),
+        "build": lambda *_: objective,
+        "disk_needed": lambda *_: 0,
+        "answer_seconds": lambda *_: 3600.0,
+        "try_training": lambda *_: (1.0, 2e9),
+    }
+    for name, stub in (known | stubs).items():
+        monkeypatch.setattr(plan, name, stub)
+    return plan.plan(
+        Run("dflash", "x", ("p",), None, Path("run"), "cpu", "auto", settings_of("dflash", None, settings))
+    )
+
+
+def test_memory_is_measured_while_the_target_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a peak of memory that counts the copy of the target on which the speed of answers is tried."""
     order: list[str] = []
 
@@ -53,21 +74,22 @@ def test_memory_is_measured_while_the_target_is_there_once(monkeypatch: pytest.M
         order.append(step)
         return result
 
-    target = SimpleNamespace(device="cpu", max_length=64)
-    objective: Any = SimpleNamespace(net=torch.nn.Linear(2, 1), to=lambda _: objective)
-    sample = TrainingSample("0/0", torch.arange(9), torch.arange(9) >= 3)
     stubs: dict[str, Any] = {
-        "read_workloads": lambda _: [WorkItem(str(at), "x", ("Hello",)) for at in range(10)],
-        "frozen_target": lambda *_: (target, None),
-        "longest_samples": lambda *_: SampleSet([sample]),
-        "build": lambda *_: objective,
-        "disk_needed": lambda *_: 0,
         "answer_seconds": lambda *_: done("answers", 3600.0),
         "try_training": lambda *_: done("training", (1.0, 2e9)),
     }
-    for name, stub in stubs.items():
-        monkeypatch.setattr(plan, name, stub)
-    found = plan.plan(Run("dflash", "x", ("p",), None, tmp_path, "cpu", "auto", settings_of("dflash", None, [])))
+    found = planned(monkeypatch, [WorkItem(str(at), "x", ("Hello",)) for at in range(10)], **stubs)
     assert order == ["training", "answers"]
     assert list(found["hours"]) == ["answers", "training"], "in the order of a run"
     assert found["memory_gb"] == 2.0
+
+
+def test_all_turns_of_held_out_prompts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an estimate that holds out a turn for each prompt: of conversations a run holds out all turns."""
+    items = [WorkItem(str(at), "x", ("Hello",) * (2 + at % 3)) for at in range(10)]
+    ids, mask = torch.arange(9), torch.arange(9) >= 3
+    made = SampleSet(TrainingSample(f"{one.id}/{turn}", ids, mask) for one in items for turn in range(len(one.turns)))
+    each_step = ("training.epochs=1", "training.batch_size=1", "training.micro_batch_size=1", "data.held_out=4")
+    found = planned(monkeypatch, items, *each_step)
+    assert found["steps"] == len(made.without(made.held_out(4)))
+    assert found["sequences"] == len(made)
