@@ -176,6 +176,31 @@ def test_a_mistake_is_told_before_answers_are_made(
     assert not (tmp_path / "run" / "answers").exists()
 
 
+def test_a_mistake_is_refused_before_the_target_is_loaded(
+    target: Path, prompts: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against minutes of loading, or a folder of answers, before the refusal of a folder that holds none, of two
+    prompts with one id, and of a format of features."""
+    monkeypatch.setattr("outpace.models.loading.load.read_model", None)  # no model can be loaded
+    twice, out, asked = tmp_path / "twice.jsonl", tmp_path / "run", given(target, prompts)
+    twice.write_text(prompts.read_text() * 2)
+    for only in ((), ("--dry-run",)):
+        with pytest.raises(ModelError, match=r"answers='nowhere': no readable about\.json"):
+            run("medusa", target, prompts, out, "--answers", "nowhere", *only)
+        with pytest.raises(InvalidRequest, match="'p0' occurs twice"):
+            run("medusa", target, twice, out, *only)
+    for step in ("capture medusa", "transitions"):
+        with pytest.raises(ModelError, match=r"answers='nowhere': no readable about\.json"):
+            run_json("train", *step.split(), *asked, "--answers", "nowhere", "--out", str(tmp_path / "made"))
+    of_all = [*asked, "--answers", str(answers), "--out", str(tmp_path / "made")]
+    with pytest.raises(InvalidRequest, match="stored='int4'"):
+        run_json("train", "capture", "medusa", *of_all, "--stored", "int4")
+    with pytest.raises(InvalidRequest, match="'p0' occurs twice"):
+        run_json("train", "regenerate", *given(target, twice), "--out", str(tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
+    assert not (out / "answers").exists()
+
+
 def test_a_full_disk_is_told_before(
     target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,13 +208,16 @@ def transitions(
     from outpace.lib.table_file import new_file
     from outpace.models.frozen import FrozenTarget
     from outpace.models.loading.load import load_target
+    from outpace.train.data import by_id
     from outpace.train.features import expected, stored_features
     from outpace.train.records import prompts_hash
     from outpace.train.run import answers_hash, join
     from outpace.trees.retrieval.warm_file import TransitionRanks, save_matrix
 
-    new_file(out)  # refused before the passes, which take long
-    items = read_workloads(prompts)
+    # Refused before the target is loaded and run, which takes long.
+    new_file(out)
+    items, made = read_workloads(prompts), read_about(path_of(answers))
+    by_id(items)
     with loading(target, True):
         model, codec = load_target(target, dtype, device, None, 1, longest=max_length or DataSettings().max_length)
     frozen = FrozenTarget(model)
@@ -222,8 +225,7 @@ def transitions(
     samples = join(items, path_of(answers), codec, frozen.vocab_size, longest)
     stored = None
     if features is not None:
-        about = read_about(path_of(answers))
-        stored = stored_features(features, (frozen.layers,), frozen, samples, longest, about)
+        stored = stored_features(features, (frozen.layers,), frozen, samples, longest, made)
     ranks = TransitionRanks(frozen.vocab_size)
     with progress_bar("sequences", len(samples)) as advance:
         for ids, top_ids, probs in expected(samples, frozen, stored):

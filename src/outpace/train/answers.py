@@ -36,7 +36,7 @@ def sampling_of(how: RegenerateSettings) -> SamplingParams:
 
 def store_for(
     folder: Any,
-    items: Iterable[WorkItem],
+    items: Sequence[WorkItem],
     target: str,
     facts: tuple[TextCodec, int, Any],
     params: SamplingParams,
@@ -46,6 +46,7 @@ def store_for(
     """The store in a folder, which records what answers depend on besides the prompts. `endpoint`: of the server that
     answers, or None."""
     codec, vocab_size, _ = facts
+    by_id(items)  # refused before the target is loaded
     if not codec.tokenizer.chat_template and not all(item.raw for item in items):
         raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")

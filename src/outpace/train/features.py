@@ -23,6 +23,12 @@ LIKELIEST = 16  # ids kept of a distribution: more than a row of transitions has
 ROWS = 256  # positions whose logits are computed at a time
 
 
+def check_stored(dtype: str) -> None:
+    """Refuse a format that features cannot be stored in (InvalidRequest)."""
+    if dtype not in DTYPES:
+        raise InvalidRequest(f"stored={dtype!r}: features are stored in {', '.join(DTYPES)}")
+
+
 class FeatureStore:
     """A folder of features by the names of their sequences.
 
@@ -37,8 +43,7 @@ class FeatureStore:
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any], part_bytes: int = PART_BYTES) -> None:
         self._files, self.about, self._part_bytes = PartFolder(folder, CONTENTS), dict(about), part_bytes
-        if about["dtype"] not in DTYPES:
-            raise InvalidRequest(f"stored={about['dtype']!r}: features are stored in {', '.join(DTYPES)}")
+        check_stored(about["dtype"])
         self.folder = self._files.path
         self._dtype, self._taps, self._width = about["dtype"], len(about["taps"]), int(about["width"])
         self._files.check(self.about)

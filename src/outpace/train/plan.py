@@ -36,7 +36,7 @@ def plan(run: Run) -> dict[str, Any]:
     the maximal length. Speeds are measured with the real target and new weights. What a run refuses before answers are
     made is refused here, too."""
     items = read_workloads(list(run.prompts))
-    check(run, len(items))
+    check(run, items)
     target, codec = frozen_target(run, run.device)
     turns, scale = sum(len(item.turns) for item in items), 1.0
     if run.answers is not None:

@@ -33,8 +33,8 @@ from outpace.models.loading.precision import choose_device, choose_dtype, comput
 from outpace.models.loading.shipped import find_drafter
 from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
-from outpace.train.data import BatchSampler, SampleSet, TrainingData, training_samples
-from outpace.train.features import FeatureStore, about_features, capture, stored_features
+from outpace.train.data import BatchSampler, SampleSet, TrainingData, by_id, training_samples
+from outpace.train.features import FeatureStore, about_features, capture, check_stored, stored_features
 from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
 from outpace.train.trainer import DRAFTER, STATES, Trainer
 
@@ -99,7 +99,7 @@ def train(
     reuse_freed_memory()
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
-    check(run, len(items), accelerator.num_processes)
+    check(run, items, accelerator.num_processes)
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     samples, held_out = sequences(run, items, folder, target, codec)
@@ -150,6 +150,8 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
     """
     assert run.answers is not None, "the command requires them"
     items, answers = read_workloads(list(run.prompts)), path_of(run.answers)
+    check(run, items)
+    check_stored(dtype)
     target, codec = frozen_target(run, str(choose_device(run.device)))
     samples, held_out = sequences(run, items, answers, target, codec)
     objective = build(run, target, codec, samples, held_out)
@@ -161,8 +163,9 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
     return {"captured": captured, "before": before, "bytes": size}
 
 
-def check(run: Run, prompts: int, processes: int = 1) -> None:
-    """Refuse what can be told before answers are made, which may take hours."""
+def check(run: Run, items: Sequence[WorkItem], processes: int = 1) -> None:
+    """Refuse what can be known before answers are made, which may take hours, and before the target is loaded."""
+    prompts = len(by_id(items))
     training, held_out = run.settings.training, run.settings.data.held_out_of(prompts)
     BatchSampler((), training.batch_size, training.micro_batch_size, training.seed, processes=processes)
     if held_out >= prompts:
@@ -170,6 +173,8 @@ def check(run: Run, prompts: int, processes: int = 1) -> None:
             f"data.held_out={held_out}: leaves nothing of {prompts} prompts to train on; give more prompts or hold out "
             "fewer"
         )
+    if run.answers is not None:
+        read_about(run.answers)
     if run.start is not None:
         locate(find_drafter(run.start), FILES, "start")
     if run.features is not None:
