@@ -262,6 +262,10 @@ def test_prompts_that_do_not_fit_are_named(target: Path, prompts: Path, tmp_path
     result = command(*arguments("medusa", target, file, tmp_path / "run"))
     assert result.exit_code == 0
     assert "cut long: turn 1:" in result.stderr
+    known = ("--answers", str(tmp_path / "run" / "answers"))
+    result = command(*arguments("medusa", target, file, tmp_path / "known", *known))
+    assert result.exit_code == 0
+    assert "1 of 10 prompts are left out: they have no answers" in result.stderr
 
 
 def test_one_gpu_is_not_chosen_by_number(target: Path, prompts: Path, tmp_path: Path) -> None:

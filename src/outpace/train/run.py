@@ -103,6 +103,11 @@ def train(
     folder = _answers_of(run, items, accelerator.num_processes, progress, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     samples, held_out = sequences(run, items, folder, target, codec)
+    if accelerator.is_main_process and (left_out := len(items) - samples.prompts):
+        note(
+            f"{left_out} of {len(items)} prompts are left out: they have no answers, or none within data.max_length="
+            f"{run.settings.data.max_length} tokens"
+        )
     torch.manual_seed(run.settings.training.seed)
     objective = build(run, target, codec, samples, held_out)
     if run.start is not None:
