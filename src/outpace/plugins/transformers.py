@@ -35,7 +35,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -76,12 +76,15 @@ def custom_generate(
             also bit-equal between methods.
 
     Raises:
-        InvalidRequest: an unknown method, a bad budget or seed. Later, from `generate`: an option, processor,
-            criterion or argument that cannot be honoured exactly, by name.
+        InvalidRequest: an unknown method, one with a trained drafter, a bad budget or seed. Later, from `generate`: an
+            option, processor, criterion or argument that cannot be honoured exactly, by name.
         UnsupportedModel: from `generate`: a model that cannot be decoded losslessly.
     """
     spec = method if isinstance(method, MethodSpec) else parse_method(method)
     spec = settled(spec, None if drafter is None else LANGUAGE_MODEL, Shipment())
+    if spec.drafter is not None and not spec.uses_draft_model:
+        what = said_of(spec.drafter)
+        raise InvalidRequest(f"method={shown(method)}: needs {what}, which only outpace.load reads; choose another")
     if drafter is not None and not spec.uses_draft_model:
         raise InvalidRequest(f"drafter={type(drafter).__name__}: method {shown(method)} uses no draft model")
     if not isinstance(drafter, PreTrainedModel | None):
@@ -153,9 +156,8 @@ class CustomGenerate:
                 sessions = engine.add(prompts[members[0]], params, proposer, self.budget)
                 rows |= zip(members, sessions, strict=True)
             ordered = [BatchRow(rows[row], ids, stops.strings) for row, ids in enumerate(input_ids)]
-            new = BatchRows(ordered, int(pad) if pad is not None and stops.eos_token_ids else None, streamer).decode(
-                engine
-            )
+            filler = int(pad) if pad is not None and stops.eos_token_ids else None
+            new = BatchRows(ordered, filler, streamer).decode(engine)
         finally:
             for session in rows.values():
                 engine.cancel(session)
@@ -173,9 +175,7 @@ class CustomGenerate:
         """
         requests = []
         for members in places_of(map(tuple, prompts)).values():
-            seed = self.seed
-            if seed is None:
-                seed = int(torch.randint(MAX_SEED, ())) if options["temperature"] else 0
+            seed = int(torch.randint(MAX_SEED, ())) if self.seed is None and options["temperature"] else self.seed or 0
             requests.append((members, SamplingParams.from_options(**options, seed=seed, n=len(members))))
         return requests
 

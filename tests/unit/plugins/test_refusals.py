@@ -153,10 +153,13 @@ def test_padding_anywhere_but_on_the_left_is_refused(model: PreTrainedModel) -> 
 
 
 def test_bad_settings_are_refused_before_any_model() -> None:
-    """Guards against a typing error that shows only after minutes of loading."""
-    for options in ({"method": "magic"}, {"budget": 600}, {"seed": -1}, {"method": "recycle:depth=2"}):
-        with pytest.raises(InvalidRequest, match=str(next(iter(options)))):
-            outpace.custom_generate(**options)  # type: ignore[arg-type]
+    """Guards against a typing error that shows only after minutes of loading, and a trained drafter that is asked for
+    and cannot be given."""
+    methods = ("magic", "recycle:depth=2", "domino", "outpace:draft=eagle3", "samd:draft=dflash")
+    bad: list[dict[str, Any]] = [{"budget": 600}, {"seed": -1}, *({"method": name} for name in methods)]
+    for options in bad:
+        with pytest.raises(InvalidRequest, match=next(iter(options))):
+            outpace.custom_generate(**options)
 
 
 def test_models_that_cannot_be_borrowed_are_refused() -> None:
