@@ -127,7 +127,7 @@ class EngineAnswerer:
     """
 
     def __init__(self, model: Model, params: SamplingParams, method: str = "plain") -> None:
-        self._model, self._params, self._proposer = model, params, model.proposer(method)
+        self._model, self._params, self._drafting = model, params, model.drafting(method, None)
         self.cut: dict[str, str] = {}
         self.encoded = 0
 
@@ -172,7 +172,7 @@ class EngineAnswerer:
             )
             return None
         params = replace(self._params, seed=seed_of(self._params.seed or 0, item.id, turn))
-        (session,) = model.engine.add(ids, params, self._proposer)
+        (session,) = model.engine.add(ids, params, *self._drafting)
         return session
 
 

@@ -76,6 +76,16 @@ def test_a_killed_run_loses_minutes(folder: str, tmp_path: Path, monkeypatch: py
     assert list(read_answers(tmp_path)) == first, "before the run is closed"
 
 
+def test_a_budget_that_is_named_is_kept(folder: str) -> None:
+    """Guards against `--method lookup:budget=3` whose budget follows prices, as one that is left open does."""
+    model = model_of(folder)
+    for method, follows in (("lookup", True), ("lookup:budget=3", False)):
+        session = EngineAnswerer(model, PARAMS, method)._ask(ITEMS[0], [])
+        assert session is not None
+        assert session.is_sized == follows
+        model.engine.cancel(session)
+
+
 def test_prompts_without_room_are_named(folder: str, tmp_path: Path) -> None:
     """Guards against prompts that vanish, answers cut by the context, and turns lost with the one that did not fit."""
     model = outpace.load(folder, "plain", dtype="float32", device="cpu", max_model_len=110)
