@@ -172,7 +172,8 @@ def test_every_method_says_what_plain_decoding_says(method: str, options: dict[s
 @pytest.mark.parametrize("eos", [(), EOS])
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_of_different_parameters_share_a_batch(method: str, eos: tuple[int, ...]) -> None:
-    """Guards against parameters, seeds or greedy rows that leak into a neighbour's row of the batch."""
+    """Guards against parameters, seeds or greedy rows that leak into a neighbour's row of the batch, slots that are
+    mixed up as they are reused, and noise keyed by the place in the batch."""
     wanted = requests()
     several = [OPTIONS[name] for name in ("T=0.7", "greedy", "top_p", "n=2", "top_k")]
     params = [

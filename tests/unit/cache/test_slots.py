@@ -103,17 +103,6 @@ def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     assert [marks_of(kv, slot) for slot in range(3)] == [[6, 7], [1], [90, 2, 4]]
 
 
-def test_committing_one_slot_does_not_touch_the_others() -> None:
-    """Guards against a gather over the whole store."""
-    kv = slot_kv()
-    moved, still = 0, 1
-    run_pass(kv, [(moved, [1, 2, 3]), (still, [7, 8, 9])])
-    before = kv.keys[:, still].clone(), kv.values[:, still].clone()
-    kv.commit([moved], [[0, 2]])
-    assert torch.equal(kv.keys[:, still].nan_to_num(), before[0].nan_to_num())
-    assert torch.equal(kv.values[:, still].nan_to_num(), before[1].nan_to_num())
-
-
 def test_a_pass_beyond_the_capacity_is_caught_before_it_writes() -> None:
     """Guards against rows cut off silently by a slice that ends at the capacity."""
     kv = slot_kv(capacity=5)

@@ -7,7 +7,6 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.engine import Engine
-from outpace.lib.errors import InvalidRequest
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import named, run, run_all
@@ -101,9 +100,3 @@ def test_a_short_request_gives_back_the_rows_of_a_long_one() -> None:
     (longer,) = engine.add(PROMPTS[2], SamplingParams(max_new_tokens=TOKENS + 130), EmptyDraft())
     engine.step()
     assert [short.slot, longer.slot] == [0, 1]
-
-
-def test_a_refusal_names_what_sets_the_limit() -> None:
-    """Guards against a remedy that is refused in its turn: where memory holds no more tokens, max_model_len."""
-    with pytest.raises(InvalidRequest, match="or kv_cache_memory_bytes where memory sets the limit"):
-        engine_of(None).add(PROMPTS[0] * 12, PARAMS, EmptyDraft())
