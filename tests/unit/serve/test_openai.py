@@ -92,15 +92,20 @@ def test_a_stop_string_ends_text_counts_and_log_probabilities_together(served: S
 
 
 def test_log_probabilities_of_completions(served: Served) -> None:
-    """Guards against offsets that do not point at their tokens, whole and in pieces."""
+    """Guards against offsets that do not point at their tokens, whole and in pieces, and clients that look a sampled
+    token up among the likely ones and do not find it."""
     with served.client(_strict_response_validation=False) as client:
-        body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "temperature": 0, "logprobs": 1}
+        body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "temperature": 1.5, "seed": 1, "logprobs": 1}
         whole = client.completions.create(**body).choices[0].logprobs
         parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**body, stream=True)]
     offset = 0
     for token, at, logprob in zip(whole.tokens, whole.text_offset, whole.token_logprobs, strict=True):
         assert (at, logprob <= 0) == (offset, True)
         offset += len(token)
+    for token, logprob, top in zip(whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True):
+        assert (top[token], len(top) <= 2) == (logprob, True)
+    assert any(len(top) == 2 for top in whole.top_logprobs), "the likeliest alone show nothing"
+    assert [set(top) for part in parts for top in part.top_logprobs] == list(map(set, whole.top_logprobs))
     assert [at for part in parts for at in part.text_offset] == whole.text_offset
     assert [token for part in parts for token in part.tokens] == whole.tokens
 
@@ -117,18 +122,6 @@ def test_a_completion_begins_with_its_space(served: Served, monkeypatch: pytest.
         chunks = client.completions.create(**ask, stream=True)
         assert "".join(chunk.choices[0].text for chunk in chunks) == "   "
     assert served.chat(max_tokens=3, logit_bias={str(space): 100}).choices[0].message.content == "  "
-
-
-def test_the_generated_token_is_among_the_likely_ones(served: Served) -> None:
-    """Guards against clients of completions that look a sampled token up and do not find it."""
-    with served.client(_strict_response_validation=False) as client:
-        body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "temperature": 1.5, "seed": 1, "logprobs": 1}
-        whole = client.completions.create(**body).choices[0].logprobs
-        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**body, stream=True)]
-    for token, logprob, top in zip(whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True):
-        assert (top[token], len(top) <= 2) == (logprob, True)
-    assert any(len(top) == 2 for top in whole.top_logprobs), "the likeliest alone show nothing"
-    assert [set(top) for part in parts for top in part.top_logprobs] == list(map(set, whole.top_logprobs))
 
 
 def test_every_option_reaches_the_engine(served: Served) -> None:
