@@ -1,15 +1,18 @@
 """`outpace tune` as a user runs it, on a tiny model. Which method wins there depends on a clock: no test asks."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
+from outpace.core.protocols import Verdict
+from outpace.core.tree import Topology
 from outpace.engine import round as engine_round
 from outpace.methods import profile
+from outpace.sampling.draw import Draw
 from tests.cli.runner import assert_refused, run
-from tests.unit.bench.test_tune import trusting
 
 FLOAT32 = ("--dtype", "float32")
 METHODS = ("--methods", "recycle:budget=7,lookup")
@@ -73,8 +76,16 @@ def test_what_is_printed_and_not_written(folder: str, cache: Path) -> None:
     assert not cache.exists()
 
 
+def trusting(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], draw: Draw) -> list[Verdict]:
+    """A verdict that takes the first draft, whatever the target says."""
+    paths = [(0, topology.children[0][0]) if topology.children[0] else (0,) for topology in topologies]
+    following = draw([(tree, path[-1]) for tree, path in enumerate(paths)])
+    return [Verdict(path, token) for path, token in zip(paths, following, strict=True)]
+
+
 def test_a_candidate_that_changes_an_answer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against exit status 0 where an output was not plain decoding's, and a profile of that method."""
+    """Guards against a race that does not compare, exit status 0 where an output was not plain decoding's, and a
+    profile of that method."""
     monkeypatch.setattr(engine_round, "match", trusting)
     result = tuned(folder, "--methods", "recycle:budget=7")
     assert result.exit_code == 1

@@ -76,13 +76,15 @@ def test_one_model_serves_methods_of_many_kinds_each_with_its_own(monkeypatch: p
 
 
 def test_a_drafter_is_named_as_its_target_and_kind(drafters: Path) -> None:
-    """Guards against the name of a shipped drafter sought on a hub, and one that hides a folder of the user's."""
+    """Guards against the name of a shipped drafter sought on a hub, one that hides a folder of the user's, and a
+    shipped drafter taken instead of the one that was asked for."""
     assert find_drafter("tiny/domino") == str(drafters / "domino")
     assert find_drafter("owner/name") == "owner/name"
     folder = str(drafters.parents[1] / "home" / "models" / "tiny")
     assert isinstance(load(folder, "domino", drafter="tiny/domino").drafters.net("domino"), DominoNet)
     config = {"method": "draft_model", "model": "tiny/draft-lm", "num_speculative_tokens": 2}
     assert load(folder, speculative_config=config).drafters.language_model().config.num_hidden_layers == 1
+    assert load("tiny", "linear", drafter="early-exit:2").drafters.language_model().config.num_hidden_layers == 2
     with pytest.raises(ModelError, match="drafter='tiny/medusa': does not ship; shipped are tiny/dflash, tiny/domino"):
         load("tiny", "medusa", drafter="tiny/medusa")
     copytree(drafters / "dflash", Path("tiny") / "domino")
@@ -122,18 +124,6 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
         assert (heads.method_name, heads.method_from) == ("medusa", "the default"), "which begins with none"
     finally:
         rmtree(file.parent)
-
-
-def test_a_named_drafter_serves_every_method(drafters: Path) -> None:
-    """Guards against a shipped drafter taken instead of the one that was asked for."""
-    for method, drafter, complaint in (
-        ("domino", drafters / "dflash", "is a drafter of kind dflash, and method 'domino' needs a drafter"),
-        ("linear", drafters / "dflash", "is a drafter of kind dflash, and method 'linear' needs a language model"),
-        ("domino", drafters / "draft-lm", "is a language model, and method 'domino' needs a drafter of kind domino"),
-    ):
-        with pytest.raises((InvalidRequest, ModelError), match=complaint):
-            load("tiny", method, drafter=str(drafter))
-    assert load("tiny", "linear", drafter="early-exit:2").drafters.language_model().config.num_hidden_layers == 2
 
 
 def test_a_drafter_that_is_named_is_used_without_a_method(drafters: Path) -> None:

@@ -5,14 +5,12 @@ import weakref
 from typing import Any
 
 import pytest
-import torch
 
 import outpace
 from outpace.api import Model
 from outpace.bench import certificate
 from outpace.bench.certificate import Certifier, certify, count_kinds
 from outpace.core.params import SamplingParams
-from outpace.core.tree import Topology
 from outpace.data.workload import read_workload
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -33,23 +31,6 @@ def test_a_lossless_method_is_certified(model: Model, params: SamplingParams) ->
     assert {(case["id"], case["method"], case["batch_size"]) for case in cases} == {
         (item.id, method, size) for item in items for method in ("recycle", "lookup") for size in (1, 3)
     }
-
-
-def test_positions_by_index_are_a_bug(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against the published mistake of rotating a tree's nodes by their index: the certificate must say bug."""
-    right = Topology.depth_tensor.func  # type: ignore[attr-defined]
-
-    def wrong(self: Topology) -> torch.Tensor:
-        depths: torch.Tensor = right(self)
-        return depths if self.is_chain else torch.arange(len(self))
-
-    monkeypatch.setattr(Topology, "depth_tensor", property(wrong))
-    # An oracle-like warm-up: the matrix has seen the answers, so branching trees really get accepted nodes.
-    items = read_workload("builtin:4")
-    certify(model, ("recycle:budget=30",), items, GREEDY)
-    kinds = count_kinds(certify(model, ("recycle:budget=30",), items, GREEDY))
-    assert kinds["bugs"] > 0
-    assert kinds["ties"] == 0
 
 
 def test_only_a_rounding_difference_is_a_tie(model: Model) -> None:

@@ -1,7 +1,6 @@
 """The search for the best method, with trials that are made up: no test here depends on a clock."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,19 +12,13 @@ from outpace.bench.tune import (
     Trial,
     candidates,
     decide,
-    measuring,
     spread,
     trials_of,
     tune,
 )
-from outpace.core.params import SamplingParams
-from outpace.core.protocols import Verdict
-from outpace.core.tree import Topology
-from outpace.data.workload import WorkItem, read_workload
+from outpace.data.workload import WorkItem
 from outpace.drafters.method import LANGUAGE_MODEL
-from outpace.engine import round as engine_round
 from outpace.lib.errors import InvalidRequest
-from outpace.sampling.draw import Draw
 from tests.unit.bench.test_report import _record
 
 ITEMS = tuple(WorkItem(str(number), "a", ("hello",)) for number in range(30))
@@ -173,21 +166,3 @@ def test_a_drafter_of_another_packages_kind_is_raced(model: outpace.Model, monke
     """Guards against a drafter that was named and that nothing is tried with."""
     monkeypatch.delitem(WITH_DRAFTER, LANGUAGE_MODEL)
     assert candidates(model)[0][-1] == "outpace:draft=linear"
-
-
-def trusting(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], draw: Draw) -> list[Verdict]:
-    """A verdict that takes the first draft, whatever the target says."""
-    paths = [(0, topology.children[0][0]) if topology.children[0] else (0,) for topology in topologies]
-    following = draw([(tree, path[-1]) for tree, path in enumerate(paths)])
-    return [Verdict(path, token) for path, token in zip(paths, following, strict=True)]
-
-
-def test_a_method_that_changes_tokens_is_seen(model: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a race that does not compare: of a verdict that takes any draft the candidate must be refused."""
-    decoding = measuring(model, SamplingParams(max_new_tokens=24), lambda label, total: nullcontext(lambda: None))
-    names, items = ("plain", "recycle:budget=7"), read_workload("builtin:1")
-    assert [one.refusal for one in decoding(names, items)] == ["", ""]
-    monkeypatch.setattr(engine_round, "match", trusting)
-    plain, other = decoding(names, items)
-    assert not plain.refusal
-    assert other.refusal.startswith("its output was not plain decoding's on ")

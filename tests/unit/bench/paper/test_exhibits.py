@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outpace.bench.paper import exhibit as exhibit_module
 from outpace.bench.paper.checks import CHECKS
-from outpace.bench.paper.exhibit import PAPERS, Exhibit, chosen, read_exhibits
+from outpace.bench.paper.exhibit import PAPERS, Exhibit, read_exhibits
 from outpace.bench.paper.measure import MANIFEST
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.page import REPORT, write_report
@@ -89,6 +89,8 @@ NAMED_WRONGLY: dict[str, tuple[dict[str, Any], str]] = {
     "a value's row": ({"values": [{"row": "TRR", "metric": "speedup", "sets": {"math": 2.0}}]}, "values: .* TRR"),
     "a value's run": ({"values": [{"row": "TR", "run": "2", "metric": "speedup", "sets": {}}]}, "values: .* 2"),
     "a row's run": ({"rows": [{"name": "TR", "runs": ["T=0"]}]}, "row TR: .* T=0"),
+    "a claim's row": ({"claims": [{"id": "G1", "text": "", "order": ["EAGLE", "TR"]}]}, "claim G1: .* named EAGLE"),
+    "no kind of claim": ({"claims": [{"id": "G1", "text": ""}]}, "claim G1: give one of order"),
     "a claim's set": ({"claims": [{"id": "G1", "text": "", "rises": ["TR"], "sets": ["maths"]}]}, "claim G1: .* maths"),
     "a panel's run": ({"panels": [{"kind": "bars", "metric": "speedup", "title": "A", "runs": ["T"]}]}, "A: .* T"),
 }
@@ -96,7 +98,8 @@ NAMED_WRONGLY: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("wrong", NAMED_WRONGLY)
 def test_a_name_that_an_exhibit_does_not_have_is_refused(wrong: str) -> None:
-    """Guards against a misspelt row, run or set, whose value, measurement or panel is left out without a word."""
+    """Guards against a misspelt row, run or set, whose value, measurement or panel is left out without a word, and a
+    claim that claims nothing."""
     changes, complaint = NAMED_WRONGLY[wrong]
     run, row = {"label": "T = 0", "sets": ["math"]}, {"name": "TR", "method": "recycle:budget=6"}
     given = {"paper": "graft", "name": "table 1", "title": "", "shows": "", "rows": [row], "runs": [run]}
@@ -123,12 +126,6 @@ def test_two_files_of_one_exhibit_are_refused(monkeypatch: pytest.MonkeyPatch, t
 def test_counted_claims_hold() -> None:
     """Guards against templates that differ from the paper's table."""
     assert all(check()[0] for check in CHECKS.values())
-
-
-def test_names_choose_exhibits() -> None:
-    """Guards against a name that is ignored."""
-    exhibits, names = read_exhibits("graft"), ["table 14", "section B", "figure 2"]
-    assert [one.name for one in chosen(exhibits, names)] == names
 
 
 @pytest.mark.parametrize("paper", PAPERS)

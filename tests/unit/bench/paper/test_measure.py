@@ -327,14 +327,6 @@ def test_rows_after_another_get_its_share(suite: Callable[[], Suite]) -> None:
     assert jobs[0].after == {rows[1]["method"]: "recycle:budget=6"}
 
 
-def test_unknown_names_are_refused() -> None:
-    """Guards against a claim about a row that the exhibit does not have."""
-    with pytest.raises(ValueError, match="no row, run or set is named EAGLE"):
-        exhibit(claims=[{"id": "G1", "text": "x", "order": ("EAGLE", "TR")}])
-    with pytest.raises(ValueError, match="give one of order"):
-        exhibit(claims=[{"id": "G1", "text": "x"}])
-
-
 @pytest.mark.parametrize("text", ["{}", "[", '{"target": 1'])
 def test_a_damaged_folder_is_one_line(suite: Callable[[], Suite], text: str) -> None:
     """Guards against a traceback for another tool's folder, and for a file that was cut off."""
