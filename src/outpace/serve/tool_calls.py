@@ -60,18 +60,21 @@ class CallReader:
     def push(self, text: str) -> list[dict[str, Any]]:
         """Deltas of OpenAI's stream that became certain: of content, and of one whole call each."""
         self._held += text
-        deltas: list[dict[str, Any]] = []
-        while (begin := self._held.find(OPEN)) >= 0:
-            end = self._end(begin + len(OPEN))
+        deltas, place = list[dict[str, Any]](), 0
+        while (begin := self._held.find(OPEN, place)) >= 0:
+            place = begin + len(OPEN)
+            if self._held[place:].lstrip()[:1] not in ("", "{"):
+                continue  # the text speaks of the mark
+            end = self._end(place)
             if end < 0:
                 return deltas  # what stands before it waits, as the call may turn out to be none
-            inside, after = self._held[begin + len(OPEN) : end], self._held[end + len(CLOSE) :]
+            inside, after = self._held[place:end], self._held[end + len(CLOSE) :]
             call = self._call(inside)
             if call is None:
                 deltas += _content(self._held[: end + len(CLOSE)])
             else:
                 deltas += [*_content(self._held[:begin].strip() and self._held[:begin].rstrip()), call]
-            self._held = after
+            self._held, place = after, 0
         certain = self._certain()
         deltas += _content(self._held[:certain])
         self._held = self._held[certain:]
@@ -116,8 +119,8 @@ class CallReader:
 
 
 def _is_in_string(text: str) -> bool:
-    """Whether the end of a JSON object's beginning lies in a string; False of what is none."""
-    return text.lstrip().startswith("{") and re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
+    """Whether the end of a JSON object's beginning lies in a string."""
+    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def _content(text: str) -> list[dict[str, Any]]:

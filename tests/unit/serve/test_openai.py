@@ -258,7 +258,7 @@ def test_calls_are_read_out_of_text(step: int) -> None:
     reader, deltas = CallReader(), list[dict[str, Any]]()
     for start in range(0, len(text), step):
         deltas += reader.push(text[start : start + step])
-        assert not any("<tool_" in delta.get("content", "").replace("<tool_call>bad", "") for delta in deltas)
+        assert not any("<tool_" in delta.get("content", "").replace("<tool_call>b", "") for delta in deltas)
     deltas += reader.close()
     calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
     named = [(one["index"], one["function"]["name"], one["function"]["arguments"]) for one in calls]
@@ -266,6 +266,16 @@ def test_calls_are_read_out_of_text(step: int) -> None:
     said = "".join(delta.get("content", "") for delta in deltas)
     assert said.split() == ["Hi", "x", "<tool_call>bad</tool_call>", "<too", "<tool_call>"]
     assert reader.has_called
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_a_text_may_speak_of_the_mark(step: int) -> None:
+    """Guards against a stream that stands still behind a mark without a call, and a call after it that is lost."""
+    reader, text = CallReader(), "Write <tool_call> first."
+    deltas = [delta for start in range(0, len(text), step) for delta in reader.push(text[start : start + step])]
+    assert "".join(delta["content"] for delta in deltas) == text
+    (delta,) = reader.push('\n<tool_call>\n{"name": "f"}\n</tool_call>')
+    assert delta["tool_calls"][0]["function"]["name"] == "f"
 
 
 @pytest.mark.parametrize(
