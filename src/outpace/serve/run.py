@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from math import ceil
 from types import FrameType
 from typing import Any
 
@@ -103,6 +104,8 @@ class DrainingServer(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
+                # uvicorn's are 5 seconds, as long as httpx keeps a connection: a request may then meet its closing.
+                timeout_keep_alive=ceil(settings.send_timeout),
                 log_level="warning",
                 access_log=False,
                 ws="none",  # there are none, and `on_tick` knows HTTP's connections alone

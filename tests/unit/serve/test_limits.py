@@ -176,6 +176,12 @@ def test_a_request_for_another_protocol_does_not_end_the_server(model: Model) ->
         assert one.get("/health").status_code == 200
 
 
+def test_connections_stay_open_between_requests(model: Model) -> None:
+    """Guards against uvicorn's 5 seconds, when openai's client may send a request into a closing connection."""
+    with serving(model, send_timeout=7.5) as one:
+        assert one.server.config.timeout_keep_alive == 8
+
+
 def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_loaded() -> None:
     """Guards against a start that loads gigabytes and then cannot listen, for others have the port or the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
