@@ -115,8 +115,9 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Transports that close, or wait for a request: since when, and how many bytes the client has not read.
-        self._idle: dict[Any, tuple[float, int]] = {}
+        # Transports that close, or wait for a request: since when, and how many bytes the client has not read. The last
+        # request is part of the key, as a client that sends short ones all the time waits at every look.
+        self._idle: dict[tuple[Any, Any], tuple[float, int]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where: with port=0 the system chooses."""
@@ -131,12 +132,12 @@ class DrainingServer(uvicorn.Server):
             now, idle = asyncio.get_running_loop().time(), self._idle
             open_ones = [one for one in self.server_state.connections if getattr(one, "transport", None) is not None]
             self._idle = {}
-            for transport in (one.transport for one in open_ones if _waits(one)):
-                left = transport.get_write_buffer_size()
-                since, before = idle.get(transport, (now, left))
-                self._idle[transport] = (now if left < before else since, left)
+            for key in ((one.transport, getattr(one, "cycle", None)) for one in open_ones if _waits(one)):
+                left = key[0].get_write_buffer_size()
+                since, before = idle.get(key, (now, left))
+                self._idle[key] = (now if left < before else since, left)
             many = len(open_ones) - MOST_CONNECTIONS
-            for number, (transport, (since, _)) in enumerate(sorted(self._idle.items(), key=lambda item: item[1])):
+            for number, ((transport, _), (since, _)) in enumerate(sorted(self._idle.items(), key=lambda item: item[1])):
                 if number < many or now - since > self._service.settings.send_timeout:
                     transport.abort()
         return await super().on_tick(counter)

@@ -431,6 +431,18 @@ def test_connections_that_say_nothing_are_dropped(model: Model) -> None:
         assert one.post(CHAT | {"max_tokens": 300, "stream": True}).text.endswith("data: [DONE]\n\n")
 
 
+def test_a_connection_of_many_short_requests_is_kept(model: Model) -> None:
+    """Guards against connections that count as idle because no request is open at the moments of two looks."""
+    with serving(model, send_timeout=0.5) as one, one.http as http:
+        assert http.get("/health").status_code == 200
+        before = set(one.server.server_state.connections)
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert http.get("/health").status_code == 200
+            time.sleep(0.05)
+        assert one.server.server_state.connections == before
+
+
 def test_too_many_connections_make_room(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a server that runs out of file descriptors."""
     monkeypatch.setattr("outpace.serve.run.MOST_CONNECTIONS", 10)
