@@ -74,7 +74,10 @@ def ordered(service: Service, body: SharedFields) -> Order:
         raise refused("outpace.trace", "only with stream=true")
     if options.trace and (body.n or 1) > 1:
         raise refused("outpace.trace", "of one answer at a time: n=1")
-    method, proposer, budget = drafting(model, options.method, options.budget)
+    try:
+        method, proposer, budget = drafting(model, options.method, options.budget)
+    except InvalidRequest as error:  # also one about a drafter, which is no field of requests
+        raise ApiError(400, str(error), "outpace.method") from error
     prompts = _prompts(model, body)
     params = _params(model, body, _limit(body, prompts, model.target.max_length))
     return Order(prompts, params, method, proposer, budget)
