@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from outpace.core.params import MAX_LOGPROBS, Grammar, SamplingParams
 from outpace.core.settings import default_of, settings_of
@@ -370,8 +370,8 @@ def _rendered(message: Any, name: str) -> dict[str, Any]:
         calls = []
         for index, call in enumerate(message.tool_calls):
             try:
-                arguments = json.loads(call.function.arguments or "{}")
-            except (ValueError, RecursionError):
+                arguments = from_json(call.function.arguments or "{}")  # as deep as a body may be
+            except ValueError:
                 arguments = None
             if not isinstance(arguments, dict):
                 raise ValueError(f"{name}.tool_calls[{index}].function.arguments: must be a JSON object in a string")

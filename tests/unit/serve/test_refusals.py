@@ -11,6 +11,8 @@ from tests.unit.serve.served import NAME, Served
 CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 COMPLETION: dict[str, Any] = {"model": NAME, "prompt": "Hi", "max_tokens": 2}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DEEP = {"name": "f", "arguments": '{"a": ' * 600 + "1" + "}" * 600}
+"""A call that Python's parser can read, and no recursive function can."""
 UNSATISFIABLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
 
 
@@ -58,6 +60,8 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
          "messages[0].content[0].cache_control"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": DEEP}]}]},
+         "messages[0].tool_calls[0].function.arguments"),
         ({"stream": True, "stream_options": {"sorted": True}}, "stream_options.sorted"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
