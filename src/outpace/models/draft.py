@@ -21,17 +21,9 @@ from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.layers.linear import layers_for
 from outpace.models.layers.prepare import prepare, prepare_decoder
-from outpace.models.loading.config import (
-    EMBEDDING,
-    TARGETS,
-    VOCABULARY,
-    check_sizes,
-    find_file,
-    is_bare,
-    read_config,
-)
+from outpace.models.loading.config import EMBEDDING, TARGETS, VOCABULARY, check_sizes, is_bare, read_config
 from outpace.models.loading.precision import choose_quantization
-from outpace.models.loading.registry import resolve
+from outpace.models.loading.registry import folder_of, resolve
 from outpace.models.loading.weights import read_model
 from outpace.models.packed import PackedModel, PassPart, first_layers, place_of
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -153,7 +145,7 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     check_supported(config)
     limit = min(config.max_position_embeddings, target.max_length)
     if is_bare(config, name):
-        bare = _read_bare(source.path, config, target, codec, name)
+        bare = _read_bare(Path(folder_of(source, WEIGHTS), WEIGHTS), config, target, codec, name)
         decoder = prepare_decoder(bare, layers_for(bare.dtype, bare.device))
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
@@ -241,7 +233,7 @@ def write_bare(decoder: "PreTrainedModel", folder: Path, codec: TextCodec, dtype
 
 
 def _read_bare(
-    path: str, config: "PretrainedConfig", target: PackedModel, codec: TextCodec, name: str
+    file: Path, config: "PretrainedConfig", target: PackedModel, codec: TextCodec, name: str
 ) -> "PreTrainedModel":
     """A written decoder on its target's embedding, in the target's dtype and on its device."""
     needed = {
@@ -255,8 +247,7 @@ def _read_bare(
                 f"drafter={name!r}: uses its target's embedding and was made for one with {field}={made_for!r}; this "
                 f"target has {value!r}; load the target it was trained for"
             )
-    file = find_file(path, WEIGHTS)
-    if file is None:
+    if not file.is_file():
         raise ModelError(f"{name}: holds no {WEIGHTS}; train or copy it again")
     with opened(file) as weights:
         tensors: dict[str, Tensor] = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118

@@ -17,9 +17,9 @@ from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_inde
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import FIELD as QUANTIZATION
 from outpace.lib.tensor_file import save_tensors
-from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
+from outpace.models.loading.config import EMBEDDING, VOCABULARY, is_bare, read_config
 from outpace.models.loading.load import load_vocabulary_facts
-from outpace.models.loading.registry import Source, resolve
+from outpace.models.loading.registry import Source, folder_of, resolve
 from outpace.models.loading.weights import read_model, stock_attention
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     identity = _identity(source) | {"target": (target / READY).read_text()}
     if _is_ready(made, identity):
         return made
-    file = find_file(source.path, TENSORS)
-    if file is None:
+    file = Path(folder_of(source, TENSORS), TENSORS)
+    if not file.is_file():
         raise ModelError(f"drafter={draft!r}: no {TENSORS} there; train or copy it again")
     given = load_file(target / TENSORS)
     weights = {f"model.{name}": tensor for name, tensor in load_file(file).items()}

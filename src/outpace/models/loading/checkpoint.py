@@ -29,7 +29,7 @@ from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_t
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart
 from outpace.models.attention import register_attention
-from outpace.models.loading.config import check_sizes, find_file
+from outpace.models.loading.config import check_sizes
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.precision import compute_dtype
@@ -74,11 +74,11 @@ def read_whole(
 
 
 def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    folder = folder_of(source)
+    folder = Path(folder_of(source))
     for whole, index, files in _LAYOUTS:
-        if not _is_complete(Path(folder), whole, index):
-            folder_of(source, files, revision=Path(folder).name)
-        if any(Path(folder).glob(files)):
+        if not _is_complete(folder, whole, index):
+            folder_of(source, files, revision=folder.name)
+        if any(folder.glob(files)):
             break
     _check_tensors(config, read_headers(folder, source.name), source.name)
     with _counted_bars():
@@ -120,17 +120,17 @@ def _read_gguf(
     return whole
 
 
-def read_headers(path: str, name: str) -> dict[str, TensorInfo]:
+def read_headers(folder: Path, name: str) -> dict[str, TensorInfo]:
     """The tensors of a checkpoint, in the files that transformers would read.
 
     Args:
-        path: a folder or hub id.
+        folder: of the checkpoint.
         name: of the checkpoint, for errors.
 
     Raises:
         ModelError: no weights; a damaged file; a tensor in two files, or listed in the index and in no file.
     """
-    listed, files = _files(path, name)
+    listed, files = _files(folder, name)
     found: dict[str, TensorInfo] = {}
     for file in files:
         for key, info in _read_header(file).items():
@@ -142,17 +142,17 @@ def read_headers(path: str, name: str) -> dict[str, TensorInfo]:
     return found
 
 
-def _files(path: str, name: str) -> tuple[set[str], list[Path]]:
+def _files(folder: Path, name: str) -> tuple[set[str], list[Path]]:
     """The tensor names in the index, if there is one, and all weight files."""
     for whole, index, _ in _LAYOUTS:
-        if (file := find_file(path, whole)) is not None:
-            return set(), [file]
-        if (file := find_file(path, index)) is not None:
-            listed = weight_map(file.parent, index)
-            shards = {shard: find_file(path, shard) for shard in sorted(set(listed.values()))}
-            if absent := [shard for shard, found in shards.items() if found is None]:
+        if (folder / whole).is_file():
+            return set(), [folder / whole]
+        if (folder / index).is_file():
+            listed = weight_map(folder, index)
+            shards = [folder / shard for shard in sorted(set(listed.values()))]
+            if absent := [shard.name for shard in shards if not shard.is_file()]:
                 raise ModelError(f"{name}: {', '.join(absent)} cannot be read, and {index} names it; download it again")
-            return set(listed), [found for found in shards.values() if found is not None]
+            return set(listed), shards
     raise ModelError(f"{name}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
 
 

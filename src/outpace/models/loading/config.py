@@ -58,7 +58,7 @@ def read_config(source: Source, for_weights: bool = True) -> "PretrainedConfig":
             from transformers import AutoConfig
 
             _check_folder(Path(path), source.name)
-            if (file := find_file(path, CONFIG_NAME)) is not None:
+            if (file := Path(path, CONFIG_NAME)).is_file():
                 _check_fields(read_object(file), source.name, _REFUSED if for_weights else {})
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if not hasattr(text := config.get_text_config(), "model_type"):
@@ -81,17 +81,6 @@ def _check_folder(folder: Path, name: str) -> None:
     files = sorted(file.name for file in folder.glob("*.gguf"))
     if files and not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{name}: no {CONFIG_NAME} there; load a file of this folder by its path: {', '.join(files)}")
-
-
-def find_file(path: str, file: str) -> Path | None:
-    """A file of a folder or hub id; None if there is none."""
-    from transformers.utils.hub import cached_file
-
-    try:
-        found = cached_file(path, file)
-    except OSError:
-        return None
-    return None if found is None else Path(found)
 
 
 def check_sizes(config: "PretrainedConfig", largest: int, name: str) -> None:
