@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from outpace.methods.profile import read_profile
 from outpace.trees.retrieval.samd import save_corpus
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import Calibration, save_matrix
-from outpace.trees.union.acceptance import PRIOR, read_priors
 from tests.fuzz.mutation import byte_mutants, deep, factor, json_mutants, tensor_mutants
 from tests.fuzz.outcome import Campaign
 from tests.unit.methods.test_presets import write_drafters
@@ -141,7 +139,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "costs": lambda file: costs(file),
     "profile": lambda file: read_profile(file) and None,
     "workload": lambda file: read_workload(str(file)) and None,
-    "prior": lambda file: read_priors(file.read_text(errors="surrogateescape")) and None,
 }
 
 
@@ -157,7 +154,7 @@ def costs(file: Path) -> None:
 @pytest.mark.parametrize("kind", READERS)
 def test_records(kind: str, tmp_path: Path) -> None:
     """Guards against a traceback for a file of the user's cache folder or of prompts that is not as it was written."""
-    content = json.loads((files("outpace") / "data" / PRIOR).read_text()) if kind == "prior" else records(kind)
+    content = records(kind)
     campaign, file = Campaign(f"records: {kind}"), tmp_path / "file.json"
     for what, mutant in json_mutants(content, 150 * factor(), 31):
         file.write_text(json.dumps(mutant))
