@@ -87,7 +87,7 @@ class Recorder:
         end, before = 0, ""
         for seconds, size in answer["chunks"]:
             end += size
-            text = self.codec.tokenizer.decode(answer["token_ids"][:end], skip_special_tokens=True)
+            text = self.codec.decode(answer["token_ids"][:end])
             pieces.append([round(seconds, 4), size, text[len(before) :]])
             before = text
         return pieces

@@ -56,16 +56,6 @@ class PlainTokenizer:
         found: dict[int, AddedToken] = self.backend_tokenizer.get_added_tokens_decoder()
         return found
 
-    def get_vocab(self) -> dict[str, int]:
-        return self.backend_tokenizer.get_vocab()
-
-    def convert_ids_to_tokens(self, token: int) -> str | None:
-        return self.backend_tokenizer.id_to_token(token)
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool, **others: Any) -> str:
-        """Text of ids; `others` are options of transformers without effect on these vocabularies."""
-        return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-
     def apply_chat_template(
         self, messages: Sequence[Any], tools: list[Any] | None, add_generation_prompt: bool, **others: Any
     ) -> str:

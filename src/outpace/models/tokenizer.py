@@ -52,12 +52,15 @@ class TextCodec:
     Args:
         tokenizer: a fast tokenizer.
         name: the model's name, for errors.
+
+    Attributes:
+        backend: the `tokenizers.Tokenizer` in it.
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ModelError(f"{name}: needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
-        self.tokenizer = tokenizer
+        self.tokenizer, self.backend = tokenizer, tokenizer.backend_tokenizer
         self.name = name
 
     def template_fingerprint(self) -> str | None:
@@ -68,7 +71,7 @@ class TextCodec:
     def vocabulary(self) -> dict[int, str]:
         """The token of each id, the same of all files of a model: GGUF files name ids that pad, as "[PAD151665]", and
         have spaces in added tokens where folders have "▁", as Gemma's indents."""
-        found = self.tokenizer.get_vocab().items()
+        found = self.backend.get_vocab().items()
         return {number: token.replace(" ", "▁") for token, number in found if not _PADDING.fullmatch(token)}
 
     def vocabulary_fingerprint(self) -> str:
@@ -78,7 +81,7 @@ class TextCodec:
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token."""
-        return max(map(len, self.tokenizer.get_vocab()))
+        return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens that the tokenizer adds.
@@ -154,8 +157,7 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+        return str(self.backend.decode(list(ids), skip_special_tokens=True))
 
     def new_detokenizer(self) -> "StreamDetokenizer":
         return StreamDetokenizer(self)
@@ -205,7 +207,7 @@ class StreamDetokenizer:
     def _step(self, token: int) -> str:
         if self._stream is not None:
             try:
-                return self._stream.step(self._codec.tokenizer.backend_tokenizer, token) or ""
+                return self._stream.step(self._codec.backend, token) or ""
             except Exception as error:  # tokenizers raises plain exceptions
                 if not str(error).startswith("Invalid prefix"):
                     raise
@@ -228,27 +230,27 @@ class Pieces:
     """
 
     def __init__(self, codec: TextCodec) -> None:
-        self._tokenizer = codec.tokenizer
+        self._codec = codec
         self._bytes = _byte_of_character()
-        self._is_byte_level = "ByteLevel" in str(self._tokenizer.backend_tokenizer.decoder)
+        self._is_byte_level = "ByteLevel" in str(codec.backend.decoder)
         self._added = {
             # Decoders of pieces read "▁" as a space in added tokens too: Gemma's indents are such tokens.
             token_id: added.content if added.special or self._is_byte_level else added.content.replace("▁", " ")
-            for token_id, added in self._tokenizer.added_tokens_decoder.items()
+            for token_id, added in codec.tokenizer.added_tokens_decoder.items()
         }
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token: a special one's name, nothing for an id without a token."""
         if token in self._added:
             return str(self._added[token]).encode()
-        piece: Any = self._tokenizer.convert_ids_to_tokens(token)
+        piece: str | None = self._codec.backend.id_to_token(token)
         if piece is None:
             return b""
         if self._is_byte_level and all(character in self._bytes for character in piece):
             return bytes(self._bytes[character] for character in piece)
         if byte := _BYTE.fullmatch(piece):
             return bytes([int(byte[1], 16)])
-        return str(piece).replace("▁", " ").encode()
+        return piece.replace("▁", " ").encode()
 
     def text_of(self, token: int) -> str:
         """Its text; bytes that are part of a character are written as \\xE4, as OpenAI does."""
@@ -260,8 +262,7 @@ class Pieces:
 
     def dropped_before(self, token: int) -> str:
         """The spaces that decoding drops where a text begins with a token: one in most SentencePiece vocabularies."""
-        text = self._tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        spaces = self.text_of(token).removesuffix(text)
+        spaces = self.text_of(token).removesuffix(self._codec.decode([token]))
         return "" if spaces.strip(" ") else spaces
 
 
@@ -294,7 +295,7 @@ def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence
         f"grammar: the tokenizer of {codec.name} does not tell which bytes its tokens stand for; leave the grammar "
         "out, or load the model with its tokenizer.json"
     )
-    backend = codec.tokenizer.backend_tokenizer
+    backend = codec.backend
     content = json.loads(backend.to_str())
     content["padding"] = content["truncation"] = None
     # Tokenizers from GGUF files have other decoding steps first, which have no effect and hide the byte-level one.
@@ -323,7 +324,7 @@ class _Spelling:
 
     def __init__(self, codec: TextCodec, read: "LLTokenizer") -> None:
         self._read, added = read, codec.tokenizer.added_tokens_decoder
-        known, size = codec.tokenizer.backend_tokenizer.id_to_token, read.vocab_size
+        known, size = codec.backend.id_to_token, read.vocab_size
         self.eos_token_id, self.bos_token_id = read.eos_token, None
         is_special = [added[one].special if one in added else read.is_special_token(one) for one in range(size)]
         self.special_token_ids = [token for token, special in enumerate(is_special) if special]

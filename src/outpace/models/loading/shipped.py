@@ -164,7 +164,7 @@ def read_facts(file: Path) -> TargetFacts:
 def facts_of(config: "PretrainedConfig", codec: TextCodec, names: tuple[str, ...]) -> TargetFacts:
     """What a target's `target.json` should hold."""
     layers, hidden, heads, vocabulary = _sizes(config)
-    backend = codec.tokenizer.backend_tokenizer
+    backend = codec.backend
     tokens = backend.get_vocab_size()
     while (backend.id_to_token(tokens - 1) or "[PAD").startswith("[PAD"):
         tokens -= 1
@@ -181,7 +181,7 @@ def facts_of(config: "PretrainedConfig", codec: TextCodec, names: tuple[str, ...
 
 def vocabulary_hash(codec: TextCodec, count: int) -> str:
     """A hash of a vocabulary's first `count` tokens in the order of their ids, of which every 16th is read."""
-    backend = codec.tokenizer.backend_tokenizer
+    backend = codec.backend
     tokens = [backend.id_to_token(number) or "" for number in range(0, count, _HASHED)]
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
 
