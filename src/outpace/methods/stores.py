@@ -188,7 +188,7 @@ def _place_of(drafter: str) -> Place:
     if name.partition(":")[0] == EARLY_EXIT:
         return Place(name, None)
     source = resolve(name)
-    if source.options:
+    if source.gguf is not None:
         return Place(name, None)
     return Place(name, locate(source.path, ("config.json", FILE_NAME), "drafter"))
 

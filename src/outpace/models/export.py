@@ -100,7 +100,7 @@ def export_drafter(drafter: Path, folder: Path, also: str) -> Path:
         folder: of all exports.
         also: a file that is copied if it is there.
     """
-    made, identity = folder / drafter.name / "plain", _identity(Source(str(drafter), str(drafter), {}))
+    made, identity = folder / drafter.name / "plain", _identity(Source(str(drafter), str(drafter)))
     if _is_ready(made, identity):
         return made
     read = read_checkpoint(drafter)
@@ -146,7 +146,7 @@ def _is_ready(folder: Path, identity: dict[str, str]) -> bool:
 
 def _identity(source: Source) -> dict[str, str]:
     """The exported model: a file or folder and its time of change, or a hub id."""
-    path = Path(source.path, source.options.get("gguf_file", ""))
+    path = Path(source.path) if source.gguf is None else source.gguf.path
     files = [path, *path.glob("*")] if path.is_dir() else [path]
     changed = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
     return {"model": str(path), "changed": str(changed)}

@@ -35,11 +35,11 @@ def read_tokenizer(source: Source) -> "TextCodec":
         ModelError: there is none.
     """
     try:
-        tokenizer: Any = None if source.gguf is None else tokenizer_of(source.gguf.values)
-        if tokenizer is None:
-            from transformers import AutoTokenizer
+        if source.gguf is not None:
+            return TextCodec(tokenizer_of(source.gguf.values), source.name)
+        from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(folder_of(source), trust_remote_code=False, **source.options)
+        tokenizer = AutoTokenizer.from_pretrained(folder_of(source), trust_remote_code=False)
     except Exception as error:
         why, remedy = " ".join(str(error).split()), "" if source.gguf is not None else "; add its tokenizer.json"
         raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {why}{remedy}") from error

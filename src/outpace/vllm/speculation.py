@@ -77,7 +77,7 @@ def readable(model: str, exports: Path) -> str:
     """What vLLM reads: a folder or hub id as it is; of a pulled name or a GGUF file an export."""
     source = resolve(model)
     is_folder = Path(model).expanduser().is_dir()
-    if is_folder or (model not in pulled() and not source.options):
+    if is_folder or (model not in pulled() and source.gguf is None):
         return source.path
     return str(export(model, _export_folder(source, exports)))
 

@@ -83,7 +83,7 @@ def test_values_of_another_type_are_one_line(key: str, value: Any, tmp_path: Pat
     """Guards against a traceback for a config whose values have a type that no check foresees."""
     file = gguf_of(tmp_path / "m.gguf", tiny_config("qwen2", **SIZES), "Q8_0")
     file.values[f"qwen2.{key}"] = value
-    source, config = Source("m", str(tmp_path / "m.gguf"), {}, file), cast(Any, config_of(file, "m"))
+    source, config = Source("m", str(tmp_path / "m.gguf"), file), cast(Any, config_of(file, "m"))
     with pytest.raises(ModelError):
         read_model(source, config, torch.float32, torch.device("cpu"), "outpace", "file")
 

@@ -67,7 +67,7 @@ def test_a_model_of_plain_numbers(family: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checkpoint, "compute_dtype", lambda dtype, device: torch.float32)
     config = tiny_config(family, tie_word_embeddings=True, **CHANGES.get(family, {}))
     file = gguf_of(tmp_path / "m.gguf", config, "F16")
-    source = Source("m", str(tmp_path), {}, file)
+    source = Source("m", str(tmp_path), file)
     model: Any = checkpoint.read_whole(source, config, torch.bfloat16, torch.device("cpu"), "eager")
     parameters = dict(model.named_parameters())
     for name, weight in weights_of(file, config).items():

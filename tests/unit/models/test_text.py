@@ -113,7 +113,7 @@ def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     with pytest.raises(ModelError, match=r"none of: \(1\) a \(2\) b; add its tokenizer\.json") as refused:
-        read_tokenizer(Source("m", str(tmp_path), {}))
+        read_tokenizer(Source("m", str(tmp_path)))
     assert "\n" not in str(refused.value)
 
 

@@ -63,15 +63,16 @@ _NAMED_ENDS = _ENDS - {"</s>"}
 """Those that do so, and are never shown, where a file calls them user-defined; "</s>" is HTML in Gemma's vocabulary."""
 
 
-def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer | None:
-    """The tokenizer that a GGUF file's values describe; None for a kind that is not BPE, as WordPiece.
+def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer:
+    """The tokenizer that a GGUF file's values describe.
 
     Raises:
-        ModelError: arrays that are missing or contradict each other, or an unknown way to split text.
+        ModelError: a kind that is not BPE, as WordPiece; arrays that are missing or contradict each other; an unknown
+            way to split text.
     """
     kind = values.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
-        return None
+        raise ModelError(f"tokenizer.ggml.model={kind!r}: only gpt2 and llama are read; load the original folder")
     tokens, types = values.get("tokenizer.ggml.tokens"), values.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or (types is not None and len(types) != len(tokens)):
         raise ModelError("tokenizer.ggml.tokens and token_type do not fit together; download the file again")

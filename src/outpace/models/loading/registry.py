@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -18,11 +17,10 @@ _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configs, templates a
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is read from: arguments for transformers' `from_pretrained`, and the GGUF file, if it is one."""
+    """Where a model is read from: its folder or hub id, and the GGUF file in that folder, if it is one."""
 
     name: str
     path: str
-    options: dict[str, Any]
     gguf: GgufFile | None = None
 
 
@@ -90,21 +88,21 @@ def resolve(name: str) -> Source:
     """
     path = path_of(name)
     if path.is_dir():
-        return Source(name, str(path), {})
+        return Source(name, str(path))
     file = local_gguf(name)
     if file is None:
         if name in pulled():
-            return Source(name, str(pulled()[name]), {})
+            return Source(name, str(pulled()[name]))
         if name in BUILT_IN:
             raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelError(f"{name}: no such folder or GGUF file")
         if not is_gguf_name(name):
-            return Source(name, name, {})
+            return Source(name, name)
         file = fetch_gguf(name)
     if not file.is_file():
         raise ModelError(f"{name}: no such GGUF file")
-    return Source(name, str(file.parent), {"gguf_file": file.name}, read_gguf(file))
+    return Source(name, str(file.parent), read_gguf(file))
 
 
 def local_gguf(name: str) -> Path | None:
