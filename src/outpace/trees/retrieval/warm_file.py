@@ -84,7 +84,7 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device, 
     tokens, successors = table["tokens"], table["successors"]
     none = torch.empty(0, 2, dtype=torch.int32), torch.empty(0, SUCCESSORS, dtype=torch.int32)
     pairs, pair_successors = (table.get(name, empty) for name, empty in zip(PAIR_NAMES, none, strict=True))
-    keyed = tokens[:, None] if tokens.dim() == 1 else tokens
+    keyed = tokens.unsqueeze(-1)  # [N, 1]
     if not _are_rows(keyed, successors, vocab_size, 1) or not _are_rows(pairs, pair_successors, vocab_size, 2):
         raise ModelError(
             f"{KIND.option}={file}: must hold ascending int32 tokens, or pairs of them, each with {SUCCESSORS} "

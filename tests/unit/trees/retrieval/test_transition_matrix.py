@@ -158,6 +158,7 @@ WRONG: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "equal ids": lambda tokens, rows: (tokens, rows.clamp(max=10)),
     "narrow": lambda tokens, rows: (tokens, rows[:, :7].contiguous()),
     "int64": lambda tokens, rows: (tokens, rows.long()),
+    "tokens in a column": lambda tokens, rows: (tokens[:, None].contiguous(), rows),
 }
 
 
