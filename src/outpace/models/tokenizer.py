@@ -233,10 +233,12 @@ class Pieces:
         self._codec = codec
         self._bytes = _byte_of_character()
         self._is_byte_level = "ByteLevel" in str(codec.backend.decoder)
+        found = codec.tokenizer.added_tokens_decoder.items()
+        self._special = frozenset(token_id for token_id, added in found if added.special)
         self._added = {
             # Decoders of pieces read "▁" as a space in added tokens too: Gemma's indents are such tokens.
             token_id: added.content if added.special or self._is_byte_level else added.content.replace("▁", " ")
-            for token_id, added in codec.tokenizer.added_tokens_decoder.items()
+            for token_id, added in found
         }
 
     def bytes_of(self, token: int) -> bytes:
@@ -251,6 +253,10 @@ class Pieces:
         if byte := _BYTE.fullmatch(piece):
             return bytes([int(byte[1], 16)])
         return piece.replace("▁", " ").encode()
+
+    def shown(self, token: int) -> bytes:
+        """The bytes of a token that the text of an answer has: none of a special one."""
+        return b"" if token in self._special else self.bytes_of(token)
 
     def text_of(self, token: int) -> str:
         """Its text; bytes that are part of a character are written as \\xE4, as OpenAI does."""

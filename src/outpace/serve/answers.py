@@ -1,10 +1,12 @@
 """HTTP answers made of the engine's events, whole or as a stream."""
 
 import asyncio
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from secrets import token_hex
 from time import time
@@ -111,7 +113,9 @@ class CompletionForm:
 
     def __init__(self, pieces: Pieces, wants_logprobs: bool) -> None:
         self._pieces, self._wants_logprobs = pieces, wants_logprobs
+        # By choice: characters of its text so far, and the bytes of one that is not complete.
         self._offsets: dict[int, int] = {}
+        self._decoders = defaultdict[int, IncrementalDecoder](partial(getincrementaldecoder("utf-8"), "replace"))
 
     def opening(self, index: int) -> list[Choice]:
         return []
@@ -132,10 +136,11 @@ class CompletionForm:
         return {"index": index, "text": text, "logprobs": shown, "finish_reason": finish_reason}
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens = [self._pieces.text_of(one.token_id) for one in logprobs]
-        *offsets, self._offsets[index] = accumulate(map(len, tokens), initial=self._offsets.get(index, 0))
+        decode = self._decoders[index].decode
+        texts = [decode(self._pieces.shown(one.token_id)) for one in logprobs]
+        *offsets, self._offsets[index] = accumulate(map(len, texts), initial=self._offsets.get(index, 0))
         return {
-            "tokens": tokens,
+            "tokens": [self._pieces.text_of(one.token_id) for one in logprobs],
             "token_logprobs": [max(one.logprob, LEAST) for one in logprobs],
             "top_logprobs": [self._top(one) for one in logprobs],
             "text_offset": offsets,
@@ -151,10 +156,10 @@ Form = ChatForm | CompletionForm
 
 
 class Trace:
-    """Token origins and draft trees of one streamed choice. The text of `silent` ids, as an EOS, is not shown."""
+    """Token origins and draft trees of one streamed choice. The text of special tokens, as an EOS, is not shown."""
 
-    def __init__(self, pieces: Pieces, silent: frozenset[int]) -> None:
-        self._pieces, self._silent = pieces, silent
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._open = b""  # bytes that the answer does not show yet: part of a character, or of a stop string
 
     def describe(self, event: StepEvent) -> dict[str, Any]:
@@ -170,7 +175,7 @@ class Trace:
 
     def _texts(self, event: StepEvent) -> list[str]:
         """The text that became certain with each token. A character belongs to the token that completes it."""
-        parts = [b"" if token in self._silent else self._pieces.bytes_of(token) for token in event.tokens]
+        parts = [self._pieces.shown(token) for token in event.tokens]
         stream, shown = self._open + b"".join(parts), event.text.encode()
         if not event.tokens:
             return []
@@ -309,8 +314,7 @@ class Answer:
 
     def _trace(self, index: int) -> Trace:
         if index not in self._traces:
-            codec = self._model.codec
-            self._traces[index] = Trace(Pieces(codec), frozenset(codec.tokenizer.all_special_ids))
+            self._traces[index] = Trace(self.service.pieces)
         return self._traces[index]
 
     async def _news(self, inbox: Inbox) -> AsyncIterator[News]:

@@ -102,7 +102,7 @@ def test_added_tokens_of_spaces_are_spaces() -> None:
     codec = TextCodec(PlainTokenizer(tokenizer, None, {}, []), "pieces")
     pieces = Pieces(codec)
     assert codec.decode([1, 3, 1]) == "".join(map(pieces.text_of, [1, 3, 1])) == "a  a"
-    assert pieces.text_of(4) == "<▁end>"
+    assert (pieces.text_of(4), pieces.shown(4), pieces.shown(3)) == ("<▁end>", b"", b"  ")
 
 
 def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,22 +92,26 @@ def test_a_stop_string_ends_text_counts_and_log_probabilities_together(served: S
 
 
 def test_log_probabilities_of_completions(served: Served) -> None:
-    """Guards against offsets that do not point at their tokens, whole and in pieces, and clients that look a sampled
-    token up among the likely ones and do not find it."""
+    """Guards against clients that look a sampled token up among the likely ones and do not find it, and offsets that do
+    not point at their tokens, whole and in pieces, behind characters of several tokens and behind special ones."""
+    body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "logprobs": 1}
     with served.client(_strict_response_validation=False) as client:
-        body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "temperature": 1.5, "seed": 1, "logprobs": 1}
-        whole = client.completions.create(**body).choices[0].logprobs
-        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**body, stream=True)]
-    offset = 0
-    for token, at, logprob in zip(whole.tokens, whole.text_offset, whole.token_logprobs, strict=True):
-        assert (at, logprob <= 0) == (offset, True)
-        offset += len(token)
-    for token, logprob, top in zip(whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True):
+        sampled = client.completions.create(**body, temperature=1.5, seed=1).choices[0].logprobs
+        ask = body | {"extra_body": {"structured_outputs": {"choice": ["aé☃b"]}}}
+        whole = client.completions.create(**ask).choices[0].logprobs
+        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**ask, stream=True)]
+        eos = served.model.codec.tokenizer.eos_token_id
+        ends = body | {"logit_bias": {str(eos): 100}, "extra_body": {"ignore_eos": True}}
+        silent = client.completions.create(**ends).choices[0].logprobs
+    for token, logprob, top in zip(sampled.tokens, sampled.token_logprobs, sampled.top_logprobs, strict=True):
         assert (top[token], len(top) <= 2) == (logprob, True)
-    assert any(len(top) == 2 for top in whole.top_logprobs), "the likeliest alone show nothing"
-    assert [set(top) for part in parts for top in part.top_logprobs] == list(map(set, whole.top_logprobs))
+        assert logprob <= 0
+    assert any(len(top) == 2 for top in sampled.top_logprobs), "the likeliest alone show nothing"
+    assert (whole.text_offset, whole.tokens[6]) == ([0, 1, 1, 2, 2, 2, 3, 4], "b")
     assert [at for part in parts for at in part.text_offset] == whole.text_offset
     assert [token for part in parts for token in part.tokens] == whole.tokens
+    assert [set(top) for part in parts for top in part.top_logprobs] == list(map(set, whole.top_logprobs))
+    assert (silent.text_offset, len(set(silent.tokens))) == ([0] * 8, 1)
 
 
 def test_a_completion_begins_with_its_space(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

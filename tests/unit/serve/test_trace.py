@@ -12,10 +12,10 @@ ORIGINS = {"drafted", "retrieved", "matched", "forced", "bonus"}
 
 
 class BytePieces:
-    """A vocabulary in which each id is a byte."""
+    """A vocabulary in which each id is a byte, and 0 is special."""
 
-    def bytes_of(self, token: int) -> bytes:
-        return bytes([token])
+    def shown(self, token: int) -> bytes:
+        return bytes([token]) if token else b""
 
     def text_of(self, token: int) -> str:
         return f"byte {token}"
@@ -26,7 +26,7 @@ def step(tokens: bytes, text: str) -> StepEvent:
 
 
 def texts(*events: StepEvent) -> list[list[str]]:
-    trace = Trace(BytePieces(), frozenset({0}))  # type: ignore[arg-type]
+    trace = Trace(BytePieces())  # type: ignore[arg-type]
     return [[token["text"] for token in trace.describe(event)["tokens"]] for event in events]
 
 
