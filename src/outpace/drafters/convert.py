@@ -70,8 +70,8 @@ def convert(
         out: a folder that does not exist yet.
         layout: one of the kind's; None for the first.
         target: name of the target, for the layout "speculators", which keeps it.
-        target_weights: folder or hub id of the target, for a drafter that borrows its LM head and a layout that holds
-            one. The file has the wider dtype of the two.
+        target_weights: folder, pulled name or hub id of the target, for a drafter that borrows its LM head and a layout
+            that holds one. The file has the wider dtype of the two.
         dtype: "float32", "bfloat16" or "float16" to cast to; None keeps the file's.
         weights: "plain" for numbers of that dtype, "int8" for matrices in 8 bits (`lib.int8`), which this engine reads.
 
@@ -190,7 +190,7 @@ HEAD, BIAS, EMBEDDING = "lm_head.weight", "lm_head.bias", "model.embed_tokens.we
 
 def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
     """The drafter with the target's LM head as its own, if it has none and the layout holds one; else as it is.
-    `target`: folder or hub id of the target; None if it was not given."""
+    `target`: folder, pulled name or hub id of the target; None if it was not given."""
     borrows = isinstance(net, Eagle3Net) and net.lm_head is None and layout != HEADLESS
     borrows |= isinstance(net, MedusaNet) and net.config.head == "target" and layout == "vllm"
     if not borrows:

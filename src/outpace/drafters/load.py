@@ -13,7 +13,7 @@ from outpace.drafters.kinds import kind_of_config, kinds
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint, read_object
 from outpace.lib.errors import ModelError, first_line
-from outpace.models.loading.registry import resolve
+from outpace.models.loading.registry import pulled, resolve
 
 FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 """Of a checkpoint's folder those that hold the drafter."""
@@ -35,11 +35,13 @@ def load_net(name: str) -> nn.Module:
 
 
 def locate(name: str, files: Sequence[str], field: str) -> Path:
-    """The folder of a checkpoint; one on the hub is downloaded first. `files`: names or patterns of the files that are
-    wanted of it."""
+    """The folder of a checkpoint: a local one, a pulled model's, or one on the hub, which is downloaded first. `files`:
+    names or patterns of the files that are wanted of it."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if name in (folders := pulled()):
+        return folders[name]
     from huggingface_hub import snapshot_download
 
     try:

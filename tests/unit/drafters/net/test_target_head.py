@@ -113,6 +113,14 @@ def test_of_a_target_on_the_hub_only_the_heads_shard_is_fetched(
     assert asked == ["config.json", "model.safetensors.index.json", "model-2.safetensors"]
 
 
+def test_a_pulled_target_is_named_as_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against `--target-weights smollm2-135m` looked for on the hub alone."""
+    monkeypatch.setenv("OUTPACE_HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    (Path(target(tmp_path / "models" / "small")) / "outpace.json").write_text("{}")
+    assert torch.equal(read_head("small", 50, 24), HEAD)
+
+
 def cut(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-9])
