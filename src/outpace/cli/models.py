@@ -25,7 +25,8 @@ def models_pull(
         ),
     ],
 ) -> None:
-    """Fetch a model and its drafters, check them and keep them. A download that was stopped is continued."""
+    """Fetch a model and its drafters, check them and keep them. A download that was stopped is continued, except
+    smollm2-135m's."""
     quieten_transformers()
     from outpace.models.loading.pull import pull, pull_drafters
 
