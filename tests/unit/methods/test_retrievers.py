@@ -22,13 +22,13 @@ AROUND = toy_context(50)
 
 def longest_match(ids: Sequence[int], drafted: Sequence[int], count: int) -> list[int]:
     """By definition: the longest end of ids and drafts that stands in the ids before their own end, at its earliest
-    place, and what follows there, repeated from the end on."""
+    place, and what follows there, drafts included, repeated from the end on."""
     text = [*ids, *drafted]
     for length in range(len(text), 0, -1):
         suffix = text[len(text) - length :]
         for end in range(length, len(ids)):
             if list(ids[end - length : end]) == suffix:
-                return [ids[end + place % (len(ids) - end)] for place in range(count)]
+                return [text[end + place % (len(text) - end)] for place in range(count)]
     return []
 
 
@@ -49,6 +49,13 @@ def test_what_is_retrieved_followed_the_longest_match(alphabet: int) -> None:
         assert retrieved.topology.is_chain
         found += bool(wanted)
     assert found > 100
+
+
+def test_a_text_that_repeats_goes_on_repeating_after_drafts() -> None:
+    """Guards against drafted tokens that are left out of the period which is repeated."""
+    fill, ids = SuffixRetriever(CPU), [1, 2, 3, 4, 1, 2, 3, 4]
+    (retrieved,) = fill.prepare([TextMatch()], [draft_request(ids, 6, 20)], [torch.tensor([4, 1, 2, 3])])
+    assert retrieved.tokens.tolist()[1:] == [4, 1, 2, 3, 4, 1]
 
 
 def test_a_match_follows_its_request() -> None:

@@ -125,7 +125,7 @@ class TextMatch:
     def continuation(self, count: int, drafted: Sequence[int] = ()) -> list[int]:
         """The `count` ids after the first occurrence of the match; none without a match.
 
-        Where fewer than `count` ids followed it, the text is taken to repeat itself.
+        Where fewer than `count` tokens followed it, drafted ones included, the text is taken to repeat itself.
 
         Args:
             drafted: tokens after the ids that are not accepted yet; matches end within the ids.
@@ -136,8 +136,11 @@ class TextMatch:
         state, ids = match[0], automaton.ids
         while state != ROOT and automaton.ends[state] == len(ids):  # nothing has followed it yet
             state = automaton.links[state]
+        if state == ROOT:
+            return []
         end = automaton.ends[state]
-        return [] if state == ROOT else [ids[end + place % (len(ids) - end)] for place in range(count)]
+        after = [*ids[end : end + count], *drafted]
+        return [after[place % len(after)] for place in range(count)]
 
 
 class CorpusMatch:
