@@ -3,7 +3,7 @@ elsewhere in constant time per token.
 
 The automaton is Blumer et al.'s (1985), built in amortised constant time per token; matching a growing text against it
 is SAM-Decoding's retrieval (Hu et al. 2024, arXiv 2411.10666, section 3). Of several occurrences the earliest counts,
-as in the paper: no other one is continued longer.
+as in the paper: no other one is continued longer. In a corpus it is the earliest that does not end its text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,6 +71,12 @@ class SuffixAutomaton:
                 return NO_MATCH
             length = self.lengths[state]
         return self._edges[state][token], length + 1
+
+    def followed(self, state: int) -> int | None:
+        """The end of the first occurrence of a state's substrings that a token follows; None without one."""
+        # Edges stand in the order in which their tokens first followed.
+        onward = next((after for token, after in self._edges[state].items() if token != BORDER), None)
+        return None if onward is None else self.ends[onward] - 1
 
     def _add_state(self, length: int, edges: dict[int, int], end: int) -> int:
         self.lengths.append(length)
@@ -165,10 +171,11 @@ class CorpusMatch:
         return self._matches[-1][1]
 
     def continuation(self, count: int) -> list[int]:
-        """Up to `count` ids after the first occurrence of the match, within its text; none without a match."""
+        """Up to `count` ids after the first occurrence of the match that does not end its text, within that text; none
+        without a match."""
         state, length = self._matches[-1]
-        end = self._corpus.ends[state]
-        found = self._corpus.ids[end : end + count] if length else []
+        end = self._corpus.followed(state) if length else None
+        found = [] if end is None else self._corpus.ids[end : end + count]
         return found[: found.index(BORDER)] if BORDER in found else found
 
 

@@ -67,6 +67,7 @@ def test_a_match_in_the_corpus_counts_less_by_the_bias() -> None:
     assert routed(both, corpus, corpus_bias=5) == [32, 33, 34, 35], "12 - 5 is more than 6"
     assert routed(both[:8] + corpus[1:12], corpus, corpus_bias=5) == [77, 50, 21, 22], "11 - 5 is not"
     assert routed(corpus[-12:], corpus) == [OTHER], "nothing follows the end of a text"
+    assert routed(corpus[-12:], [*corpus, BORDER, *corpus, 9, 8]) == [9, 8], "but it does in another one"
 
 
 def test_chains_keep_to_budget_depth_and_forty() -> None:
