@@ -251,13 +251,15 @@ def test_the_union_drafts_with_what_was_given(target: Path, drafters: dict[str, 
 
 
 def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against a request for more drafts than a block has that is cut in silence."""
+    """Guards against a request for more drafts than a block has that is cut in silence, and one whose further nodes
+    retrieval fills that is refused."""
     for method, most in (("dflash", 5), ("domino", 5), ("domino:every_position=true", 6)):
         options, folder = f"{method}{',' if ':' in method else ':'}budget=", drafters[method.partition(":")[0]]
         complaint = f"budget={most + 1}, but a block of this drafter drafts {most} tokens"
         with pytest.raises(InvalidRequest, match=complaint):
             load(target, f"{options}{most + 1}", folder)
         load(target, f"{options}{most}", folder)
+        load(target, f"{options}{most + 1},retrieve=suffix", folder)
 
 
 VOCABULARY = {"vocab_size": 300, "draft_vocab_size": 300}, "vocab_size=300 of the drafter: the target has 264"

@@ -38,7 +38,7 @@ def block_proposer(
     grower: type[GrowingProposer] = GrowingProposer,
 ) -> Proposer:
     """The proposer of a block drafter's source."""
-    if options.shape == "chain" and (options.budget or 0) > source.depth:
+    if options.shape == "chain" and options.retrieve == "none" and (options.budget or 0) > source.depth:
         raise InvalidRequest(
             f"method {method!r}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
