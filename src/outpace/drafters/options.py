@@ -11,8 +11,10 @@ from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.checks import check_text, is_int, plain, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.strict import StrictSettings
+from outpace.trees.shapes.rank_paths import STAGES
 
 MAX_BUDGET = MAX_TREE_NODES - 1
+TEMPLATE_LEVELS = len(STAGES[0])
 
 
 class Options(StrictSettings):
@@ -77,8 +79,9 @@ class RetrievalOptions(MatrixOptions, Options):
     retrieve_depth: int | None = Field(
         default=None,
         ge=1,
-        le=9,
-        description="levels that the matrix adds at most; by default the paper's 9, and with place=tail 16",
+        le=16,
+        description="levels that the matrix adds at most; by default the paper's 9, which are all with place=root, and "
+        "with place=tail 16",
     )
     retrieve_breadth: int | None = Field(
         default=None,
@@ -104,6 +107,11 @@ class RetrievalOptions(MatrixOptions, Options):
         used = (("warm",) if self.takes_gates else ()) + (OF_MATRIX if self.reads_matrix else ())
         left = [name for name in idle if name not in used]
         self.refuse_idle(left, f"retrieve={self.retrieve}", "choose another retrieve")
+        if self.place == "root" and (self.retrieve_depth or 0) > TEMPLATE_LEVELS:
+            raise ValueError(
+                f"retrieve_depth={self.retrieve_depth}: the template of place=root has {TEMPLATE_LEVELS} levels; name "
+                "fewer, or choose place=tail"
+            )
         if self.place == "tail":
             self.refuse_idle(["retrieve_breadth"], "place=tail, a chain of best successors", "choose place=root")
         return self

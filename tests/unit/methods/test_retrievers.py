@@ -99,7 +99,13 @@ def test_options_choose_the_fill() -> None:
     assert proposer.needs.top_k == 8
     assert matrix_of(proposer) is proposer.retrievers[1].matrix  # type: ignore[attr-defined]
     assert matrix_of(made(retrieve="matrix", matrix="private")) is None
-    for options, levels, nodes in (({}, 9, 80), ({"retrieve_depth": 2}, 2, 24), ({"place": "tail"}, 16, 16)):
+    chosen: tuple[tuple[dict[str, object], int, int], ...] = (
+        ({}, 9, 80),
+        ({"retrieve_depth": 2}, 2, 24),
+        ({"place": "tail"}, 16, 16),
+        ({"place": "tail", "retrieve_depth": 12}, 12, 12),
+    )
+    for options, levels, nodes in chosen:
         (fill,) = made(retrieve="matrix", **options).retrievers
         (retrieved,) = fill.prepare([fill.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
         assert (retrieved.topology.max_depth, len(retrieved.topology) - 1) == (levels, nodes)

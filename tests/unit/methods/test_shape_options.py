@@ -104,6 +104,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
         "domino:retrieve=suffix,matrix=private", "graft:retrieve=none,retrieve_depth=3",
         "graft:place=tail,retrieve_breadth=2", "graft-dflash:retrieve_breadth=2",
     ),
+    "retrieve_depth=12: the template of place=root has 9 levels": ("graft:retrieve_depth=12",),
     "context": ("recycle:context=3", "recycle:context=0", "outpace:retrieve=suffix,context=2", "linear:context=2"),
     "statistic=depth: does nothing with history=off; leave it out": ("dynatree:statistic=depth,history=off",),
     "statistic=committed: does nothing with history=authors": ("dynatree:statistic=committed,history=authors",),
