@@ -144,6 +144,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _REMEMBERED = 31  # rounds of which the median is taken
 _CREDIBLE, _BENT = 1.5, 0.05  # ratio of a round's time to the expected one, and the share of it that is learned
 _REFRESHED = 8  # rounds after which times are computed again
+_MOST_KEPT = 256  # times of passes: rounds that write prompts have all numbers of rows, and are not learned from
 
 
 def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
@@ -252,6 +253,8 @@ class PassCosts:
         with so many other rows."""
         key = requests, context.bit_length(), nodes, others  # until the next refresh, contexts hardly grow
         if key not in self._times:
+            if len(self._times) == _MOST_KEPT:
+                self._times.clear()
             first = requests + others
             factor, rows = self._factor(context), range(first, first + nodes + 1)
             self._times[key] = PassTimes(tuple(self._expected(requests, count, context) * factor for count in rows))
