@@ -276,7 +276,7 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     reader: Any = None
     if isinstance(proposer, GraftedProposer):
         reader = proposer.retrievers[-1]
-    elif isinstance(proposer, UnionProposer):
+    elif isinstance(proposer, UnionProposer) and proposer.reads_matrix:
         reader = proposer.matrix
     elif isinstance(proposer, StaticProposer):
         reader = proposer.source
@@ -301,4 +301,5 @@ def learns(proposer: Proposer, is_sampled: bool) -> bool:
     shape = base.shape if isinstance(base, GrowingProposer) else None
     carries = isinstance(shape, DynaTreeShape) and shape.config.history == "authors"
     rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
-    return carries or rates or matrix_of(proposer) is not None
+    weights = isinstance(base, UnionProposer) and not base.matrix.private
+    return carries or rates or weights or matrix_of(proposer) is not None

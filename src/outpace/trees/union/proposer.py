@@ -57,11 +57,11 @@ class UnionState:
     """
 
     of_base: Any
-    matrix: TransitionMatrix
     text: Any
     greedy: AcceptanceModel
     sampled: AcceptanceModel
     acceptance: AcceptanceModel
+    matrix: TransitionMatrix | None = None
     tries: int = 0
     expected: float = _PRIOR
     gained: float = _PRIOR
@@ -108,13 +108,18 @@ class UnionProposer(Nested):
         rejected: AcceptanceModel | None = None,
     ) -> None:
         self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
-        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.most_priced)
-        self._plan, self._device = plan, device
+        self._plan, self._device, self.reads_matrix = plan, device, plan.uses_matrix
+        top_k = max(part.needs.top_k for _, part in self._each())
+        self.needs = Needs(top_k, base.needs.taps, plan.most_priced)
         self.rejected = (rejected or sampled).copy()
         self._drafting, self._growing = TimedOption(), dict[int, TimedOption]()  # the second by number of requests
         self._drafting_ms = self._learning_ms = 0.0
         self.grower = _grower((greedy, sampled, self.rejected), matrix.matrix)
         self._net_gains: dict[int, float] = {}  # by request, of this round's trees without a draft
+
+    def _each(self) -> list[tuple[str, Any]]:
+        # A matrix that nothing reads is not taught: for it, prompts would be ranked at every position.
+        return super()._each() if self.reads_matrix else [("of_base", self.base)]
 
     def made(self, alone: bool, **states: Any) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
@@ -243,7 +248,7 @@ class UnionProposer(Nested):
         wanted = [
             GrowthRequest(
                 stream=request.stream,
-                matrix=state.matrix if self._plan.uses_matrix else None,
+                matrix=state.matrix,
                 text=state.text,
                 acceptance=state.acceptance,
                 budget=request.budget,

@@ -11,7 +11,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.stores import matrix_of
+from outpace.methods.stores import learns, matrix_of
 from outpace.testing import ToyTarget, decode, draft_request, toy_context
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -70,6 +70,10 @@ def test_without_a_draft_nothing_trained_is_needed() -> None:
     assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
     assert matrix_of(proposer) is None
     assert build_proposer(parse_method("outpace:draft=none"), AROUND).budget == 15
+    unread = build_proposer(parse_method("outpace:draft=none,budget=9,retrieve=suffix"), AROUND)
+    assert unread.needs.top_k == 0, "no prompt is ranked for a matrix that nothing reads"
+    assert matrix_of(unread) is None, "and no warm-up writes it"
+    assert learns(unread, is_sampled=False), "what tokens are accepted"
     engine, params = Engine(ToyTarget(12, sharpness=4.0)), SamplingParams(max_new_tokens=20)
     (session,) = decode(engine, [[4, 6, 4, 6, 4, 6, 4]], [params], [proposer])
     assert session.metrics.retrieved == session.metrics.drafted > 0 == session.metrics.draft_passes
