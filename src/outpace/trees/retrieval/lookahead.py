@@ -46,7 +46,7 @@ class Sizes:
     Attributes:
         level: tokens of an n-gram, its key included.
         window: columns.
-        guess: n-grams per key, all of which are verified.
+        guess: n-grams of the pending token that are verified, the newest ones.
     """
 
     level: int
@@ -76,10 +76,10 @@ class Sizes:
 
 
 class NGramPool:
-    """For each token the n-grams that began with it, at most `size`; the least recently seen is dropped first."""
+    """For each token the n-grams that began with it, at most WINDOW; the least recently seen is dropped first. Those of
+    a larger budget stay when it shrinks, as it does from round to round in a batch."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._found: dict[int, dict[NGram, None]] = {}
 
     def add(self, key: int, rest: NGram) -> None:
@@ -87,7 +87,7 @@ class NGramPool:
         found = self._found.setdefault(key, {})
         found.pop(rest, None)
         found[rest] = None
-        while len(found) > self._size:  # one too many, or two after an interrupt
+        while len(found) > WINDOW:  # one too many, or two after an interrupt
             del found[next(iter(found))]
 
     def after(self, key: int) -> list[NGram]:
@@ -142,13 +142,13 @@ class LookaheadState:
     """One request.
 
     Attributes:
-        sizes: of window and pool, which follow the request's budget.
+        sizes: of the window, and of what is verified of the pool; they follow the request's budget.
         window: None before the first tree and after a rewind.
         ends: node of each column's last level in this round's tree, of the columns that fit in.
     """
 
     sizes: Sizes | None = None
-    pool: NGramPool = field(default_factory=lambda: NGramPool(0))
+    pool: NGramPool = field(default_factory=NGramPool)
     window: JacobiWindow | None = None
     ends: list[int] = field(default_factory=list)
     ids: Sequence[int] = ()
@@ -196,6 +196,7 @@ class Lookahead(BaseProposer):
             state.window = None  # it would stand still while the text goes on
             return DraftTree.chain(torch.tensor([ids[-1]]))
         level_0, *columns = self._window(state, request).rows
+        sizes = Sizes.within(request.budget)
         level_0[0] = ids[-1]
         branches = _Branches(ids[-1])
         state.ends, place = [], 0
@@ -203,17 +204,17 @@ class Lookahead(BaseProposer):
             if column:
                 place = branches.add(place, [level_0[column]])
             state.ends.append(branches.add(place, [row[column] for row in columns]))
-        for rest in state.pool.after(ids[-1]):
+        for rest in state.pool.after(ids[-1])[: sizes.guess]:
             last = next((place for place, token in enumerate(rest) if token in state.finals), depth)
-            branches.add(0, rest[: min(last + 1, depth)])
+            branches.add(0, rest[: min(last + 1, depth, sizes.level - 1)])
         origins = origins_of("retrieved", len(branches.tokens))
         return DraftTree(torch.tensor(branches.tokens), Topology.of(branches.parents), origins=origins)
 
     def _window(self, state: LookaheadState, request: DraftRequest) -> JacobiWindow:
-        """The window, brought up to date together with the pool."""
+        """The window, brought up to date."""
         ids, sizes = request.ids, Sizes.within(request.budget)
         if state.sizes != sizes:
-            state.pool, state.window = NGramPool(sizes.guess), None
+            state.window = None
             state.sizes = sizes  # last, so that an interrupted change is made again
         if state.window is None:
             state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)

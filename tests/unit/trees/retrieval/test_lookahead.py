@@ -15,7 +15,7 @@ from outpace.engine.session import Session
 from outpace.testing import ToyTarget, decode
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.lookahead import Lookahead, LookaheadState, Sizes
+from outpace.trees.retrieval.lookahead import WINDOW, Lookahead, LookaheadState, Sizes
 
 
 class LoopTarget(ToyTarget):
@@ -96,7 +96,7 @@ class PlainWindow:
                 if gram in known:
                     known.remove(gram)
                 known.append(gram)
-                del known[: -self.window]
+                del known[:-WINDOW]
         self.rows = [*self.rows, new] if len(self.rows) < self.level - 1 else [*self.rows[1:], new]
         self.fill(pending + 1 + accepted, ids)
 
@@ -190,6 +190,24 @@ def test_a_request_may_change_its_budget_or_start_over() -> None:
     proposer.propose([state], [draft_request([1, 2, 9], 60, 99)])
     assert state.window is not window
     assert state.sizes == Sizes(5, 7, 7)
+
+
+def test_n_grams_outlast_a_smaller_budget() -> None:
+    """Guards against a pool that is emptied whenever a batch changes the budget, and n-grams that exceed it."""
+    proposer = Lookahead(60)
+    state = proposer.open(0)
+    proposer.propose([state], [draft_request([1, 2, 3], 60, 99)])
+    for last in range(7):
+        state.pool.add(3, (8, 9, 10, last))
+        state.pool.add(3, (last, 7, 7, 7))
+    for budget in (7, 15, 1, 31):
+        (tree,) = proposer.propose([state], [draft_request([1, 2, 3], budget, 99)])
+        assert len(tree) - 1 <= budget
+    (tree,) = proposer.propose([state], [draft_request([1, 2, 3], 60, 99)])
+    assert {tuple(tree.tokens[list(tree.topology.path(node))].tolist()) for node in range(len(tree))} >= {
+        (3, 6, 7, 7, 7),
+        (3, 8, 9, 10, 6),
+    }
 
 
 def test_requests_of_a_batch_do_not_share_a_window() -> None:
