@@ -15,7 +15,7 @@ def test_bench_paper_is_a_command_of_its_own(tmp_path: Path) -> None:
     """Guards against `bench paper` that is refused for want of prompts, the name of an exhibit that is ignored, an
     exhibit without records that loads a model, and a report that needs the model to be made again."""
     options = ("paper", "graft", "--table", "7", "--out", str(tmp_path))
-    command = [sys.executable, "-m", "outpace.cli", "bench", *options]
+    command = [sys.executable, "-m", "outpace", "bench", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["claims"] == {"G17": "holds"}

@@ -72,7 +72,7 @@ def run_outpace(*arguments: str, is_shown: bool = False) -> None:
     Raises:
         InvalidRequest: it failed; with its last line, where that was not shown.
     """
-    command, stderr = [sys.executable, "-m", "outpace.cli", *arguments], None if is_shown else subprocess.PIPE
+    command, stderr = [sys.executable, "-m", "outpace", *arguments], None if is_shown else subprocess.PIPE
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
     if done.returncode:
         if done.returncode < 0:

@@ -1,5 +1,0 @@
-"""`python -m outpace.cli`."""
-
-from outpace.cli import main
-
-main()
