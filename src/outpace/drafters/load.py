@@ -34,9 +34,9 @@ def load_net(name: str) -> nn.Module:
     return read_net(read_checkpoint(locate(name, FILES, "drafter")))
 
 
-def locate(name: str, files: Sequence[str], field: str) -> Path:
+def locate(name: str, files: Sequence[str], field: str, revision: str | None = None) -> Path:
     """The folder of a checkpoint: a local one, a pulled model's, or one on the hub, which is downloaded first. `files`:
-    names or patterns of the files that are wanted of it."""
+    names or patterns of the files that are wanted of it. `revision`: on the hub; None for the latest."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -45,7 +45,7 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except Exception as error:
         raise ModelError(f"{field}={name!r}: no such folder, and not found on the hub: {first_line(error)}") from error
 

@@ -1,19 +1,17 @@
 """Reads a Domino drafter's config and vocabulary, and checks that they fit vLLM's settings."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
 from outpace.drafters.dflash.files import DOMINO
 from outpace.drafters.domino.files import PROJECTOR, read_domino_config
 from outpace.drafters.domino.net import DominoConfig
+from outpace.drafters.load import locate
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.checkpoint import read_object
+from outpace.lib.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,10 @@ def is_domino(hf_config: Any) -> bool:
 
 def read_drafter(name: str, revision: str | None = None) -> Drafter:
     """A drafter without its weights."""
-    path = _file(name, revision, "config.json")
-    if path is None:
-        raise ModelError(f"{name}: no config.json there; give the folder or hub id of a drafter")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    config = read_domino_config(values, name)
-    vocabulary = _file(name, revision, FILE_NAME)
-    ids = None if vocabulary is None else load_vocabulary(vocabulary, config.vocab_size)
+    folder = locate(name, ("config.json", FILE_NAME), "drafter", revision)
+    values = read_object(folder / "config.json")
+    config, vocabulary = read_domino_config(values, name), folder / FILE_NAME
+    ids = load_vocabulary(vocabulary, config.vocab_size) if vocabulary.is_file() else None
     return Drafter(name, values, config, ids)
 
 
@@ -57,14 +52,3 @@ def check_use(drafter: Drafter, target: Any, speculation: Any) -> None:
         raise InvalidRequest(
             "num_speculative_tokens_per_batch_size: Domino drafts as many for every batch; leave it out"
         )
-
-
-def _file(name: str, revision: str | None, file: str) -> Path | None:
-    """A file of a folder or of a repository on the hub; None where there is none."""
-    if Path(name).is_dir():
-        path = Path(name) / file
-        return path if path.is_file() else None
-    try:
-        return Path(hf_hub_download(name, file, revision=revision))
-    except EntryNotFoundError:  # also of a repository that is only looked for on this machine
-        return None

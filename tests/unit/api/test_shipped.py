@@ -246,7 +246,7 @@ def test_a_vocabulary_comes_from_the_hub_with_its_drafter(drafters: Path, monkey
     """Guards against a net on the hub taken for a language model, and a vocabulary left there."""
     asked: list[list[str]] = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, allow_patterns: list[str], revision: str | None) -> str:
         asked.append(allow_patterns)
         assert name == "owner/name"
         return str(drafters / "eagle3")

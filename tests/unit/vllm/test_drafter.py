@@ -85,5 +85,5 @@ def test_files_that_are_not_there_are_named(folder: Path) -> None:
     with pytest.raises(ModelError, match="shift_label is missing"):
         read_drafter(str(folder))
     (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"no config\.json there"):
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         read_drafter(str(folder))

@@ -103,7 +103,7 @@ def test_of_a_target_on_the_hub_only_the_heads_shard_is_fetched(
     """Guards against a whole model downloaded for one matrix."""
     where, asked = target(tmp_path / "target", shards=True), []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, allow_patterns: list[str], revision: str | None) -> str:
         assert name == "org/target"
         asked.extend(allow_patterns)
         return where
