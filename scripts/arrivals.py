@@ -5,7 +5,6 @@
 - *N in flight*: as one request ends, the next begins. Tokens per second of all, and the gaps between the tokens of a
   stream in rounds of its own time, which are what prompts of others cost it.
 - *batch*: N requests at once, and no more.
-- *open*: requests arrive at random, at a share of the rate at which plain decoding with N in flight finished them.
 - *behind*: a short prompt 0.3 s after a long one, while a stream runs: times to first tokens, and the stream's gaps.
 
 Runs of the methods alternate. Ratios are to plain decoding in the same repetition, and the slowest prompt is the one
@@ -15,7 +14,6 @@ engine is old.
 
 import argparse
 import json
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -109,14 +107,12 @@ class Comparison:
         items = read_workload(options.workload)
         prompts = [self.model.encode(item.prompt(0, [])) for item in items]
         self.prompts = [prompts[place % len(prompts)] for place in range(options.prompts)]
-        self.rates: dict[int, float] = {}
-        self.plain: dict[str, list[Stream]] = {}
 
-    def measure(self, load: str, repeat: int, prompts: Sequence[list[int]], at: Sequence[float], most: int) -> None:
+    def measure(self, load: str, repeat: int, prompts: Sequence[list[int]], most: int) -> None:
         """A row for each method; they take turns at going first."""
         methods = self.options.methods
         shift = repeat % len(methods)
-        tokens = [self.options.tokens] * len(prompts)
+        tokens, at = [self.options.tokens] * len(prompts), [0.0] * len(prompts)
         found = {
             method: run(self.model, method, prompts, tokens, at, most) for method in methods[shift:] + methods[:shift]
         }
@@ -130,8 +126,6 @@ class Comparison:
             )
             row["equal"] = sum(own.session.generated == its.session.generated for own, its in pairs) / len(pairs)
             self._keep(row)
-        if load.endswith("in flight"):
-            self.rates[most] = len(prompts) / plain_seconds
 
     def behind(self, repeat: int) -> None:
         """A short prompt after a long one."""
@@ -182,7 +176,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--in-flight", type=int, nargs="*", default=[4, 16, 32])
     parser.add_argument("--batch", type=int, nargs="*", default=[16])
-    parser.add_argument("--open", type=float, nargs="*", default=[0.7], help="shares of plain decoding's rate")
     parser.add_argument("--long", type=int, default=4000, help="tokens of the long prompt; 0 leaves it out")
     parser.add_argument("--stream-tokens", type=int, default=600)
     parser.add_argument("--repeat", type=int, default=3)
@@ -193,14 +186,9 @@ def main() -> None:
         run(one.model, method, one.prompts[:4], [24] * 4, [0.0] * 4, 4)
     for repeat in range(options.repeat):
         for count in options.in_flight:
-            one.measure(f"{count} in flight", repeat, one.prompts, [0.0] * len(one.prompts), count)
+            one.measure(f"{count} in flight", repeat, one.prompts, count)
         for count in options.batch:
-            one.measure(f"batch of {count}", repeat, one.prompts[:count], [0.0] * count, count)
-        for count in options.in_flight[-1:]:
-            for share in options.open:
-                chance, now = random.Random(repeat), 0.0
-                at = [now := now + chance.expovariate(one.rates[count] * share) for _ in one.prompts]
-                one.measure(f"open at {share}", repeat, one.prompts, at, len(at))
+            one.measure(f"batch of {count}", repeat, one.prompts[:count], count)
         if options.long:
             one.behind(repeat)
     summary = one.summary()

@@ -3,9 +3,8 @@
     python scripts/serving_race.py FILE.gguf -w mtbench_dev.jsonl -w gsm8k_dev.jsonl --llama-server PATH
 
 One server of ours, which decodes plainly and by its default method, and one of llama.cpp's for each kind of `--spec`.
-All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends; `--shares`
-are rates of random arrivals, over the requests per second of llama.cpp's first kind at the last level. Each load has
-prompts of its own as long as there are any. `equal` is the share of answers that are the same server's plain ones.
+All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends. Each has prompts of
+its own as long as there are any. `equal` is the share of answers that are the same server's plain ones.
 
 Writes summary.json and serving.svg (needs `outpace[plots]`), and prints a table.
 """
@@ -76,7 +75,6 @@ def measure(url: str, name: str, load: Row, options: argparse.Namespace) -> list
     out = options.out / f"{load['name']} {name.replace('/', '-')}".replace(" ", "_")
     command = [sys.executable, "-m", "outpace", "bench", "--endpoint", url, "--concurrency", str(load["most"])]
     command += ["-w", str(load["prompts"]), "--max-new-tokens", str(options.tokens), "--no-check", "--out", str(out)]
-    command += [] if load["rate"] is None else ["--request-rate", f"{load['rate']:.4f}"]
     subprocess.run([*command, "--json"], check=True, stdout=subprocess.DEVNULL)
     records = [json.loads(line) for line in (out / "records.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = json.loads((out / "summary.json").read_text(encoding="utf-8"))["levels"]
@@ -102,16 +100,13 @@ def loads(options: argparse.Namespace) -> list[Row]:
     items = list(read_workloads(options.workload, 1))
     random.Random(7).shuffle(items)
     found = []
-    most = max(options.levels)
-    named = [(f"{level} in flight", level, None) for level in options.levels]
-    named += [(f"{share} of capacity", most, share) for share in options.shares]
-    for name, level, share in named:
-        count = max(level, 8)
+    for level in options.levels:
+        name, count = f"{level} in flight", max(level, 8)
         own, items = items[:count], items[count:] + items[:count]
         path = options.out / f"{name.replace(' ', '_')}.jsonl"
         lines = [asdict(item) | {"id": f"{item.dataset}-{item.id}"} for item in own]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        found.append({"name": name, "most": level, "share": share, "rate": None, "prompts": path})
+        found.append({"name": name, "most": level, "prompts": path})
     return found
 
 
@@ -124,12 +119,11 @@ def draw(rows: list[Row], path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "outpace"
     figure, axes = plt.subplots(figsize=(6.5, 3.6))
-    closed = [row for row in rows if row["load"].endswith("in flight")]
-    for name in dict.fromkeys(row["name"] for row in closed):
-        own = [(row["concurrency"], row["tokens_per_second"]) for row in closed if row["name"] == name]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        own = [(row["concurrency"], row["tokens_per_second"]) for row in rows if row["name"] == name]
         axes.plot(*zip(*own), marker="o", label=name)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(levels := sorted({row["concurrency"] for row in closed}), [str(level) for level in levels])
+    axes.set_xticks(levels := sorted({row["concurrency"] for row in rows}), [str(level) for level in levels])
     axes.set(xlabel="requests in flight", ylabel="tokens per second", ylim=(0, None))
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
@@ -152,7 +146,6 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--spec", nargs="+", default=["none", "ngram-mod"], help="of --spec-type; the first is plain")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.7])
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, default=Path("runs/serving"))
     options = parser.parse_args()
@@ -160,16 +153,12 @@ def main() -> None:
     rows: list[Row] = []
     with ExitStack() as stack:
         found = list(servers(stack, options).items())
-        capacity = 0.0
         for number, load in enumerate(loads(options)):
-            load["rate"] = None if load["share"] is None else load["share"] * capacity
             turn = number % len(found)
             of_load = [row for name, url in found[turn:] + found[:turn] for row in measure(url, name, load, options)]
             compare(of_load)
             of_load.sort(key=lambda row: row["name"])
             rows += of_load
-            if load["share"] is None:
-                capacity = next(row["requests_per_second"] for row in of_load if row["name"].endswith(options.spec[0]))
             (options.out / "summary.json").write_text(json.dumps(rows, indent=1))
             show(of_load)
     draw(rows, options.out / "serving.svg")

@@ -19,7 +19,7 @@ def test_prompts_are_asked_as_they_were_given(tmp_path: Path) -> None:
     file = tmp_path / "set.jsonl"
     rows = [{"id": str(number), "raw": number % 2 == 0, "turns": [f"text {number}"]} for number in range(20)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = Namespace(workload=[str(file)], levels=[1, 2], shares=[], out=tmp_path)
+    options = Namespace(workload=[str(file)], levels=[1, 2], out=tmp_path)
     loads = import_module("scripts.serving_race").loads(options)
     asked = [item for load in loads for item in read_workload(str(load["prompts"]))]
     assert len({item.id for item in asked}) == len(asked) == 16
