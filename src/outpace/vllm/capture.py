@@ -52,7 +52,8 @@ class Capture:
     """Wraps a vLLM model.
 
     Args:
-        needs: of the proposer; taps are numbered as vLLM's, i is what layer i - 1 puts out.
+        needs: of the proposer.
+        layers: of the model.
 
     Attributes:
         fault: what went wrong while looking on; None if nothing did.
@@ -60,7 +61,8 @@ class Capture:
 
     def __init__(self, needs: Needs, layers: int) -> None:
         self._needs, self._layers = needs, layers
-        self._aux = tuple(sorted({tap for tap in needs.taps if tap < layers}))
+        # vLLM numbers states as taps are, but for the last layer's: its own output, which the final norm reads.
+        self._aux = tuple(sorted({min(tap, layers) for tap in needs.taps if tap != layers}))
         self.fault: Exception | None = None
         self._last: TargetPass | None = None
         self._compute: Callable[[Tensor], Tensor | None] | None = None
@@ -141,8 +143,9 @@ class Capture:
             return None
         if len(aux) != len(self._aux):
             raise RuntimeError(f"the model handed out {len(aux)} hidden states, not the {len(self._aux)} asked for")
-        of_tap = dict(zip(self._aux, aux, strict=True)) | {self._layers: hidden}
-        return torch.cat([of_tap[tap][:count] for tap in self._needs.taps], dim=-1).clone()  # vLLM reuses its buffers
+        known, layers = dict(zip(self._aux, aux, strict=True)), self._layers
+        states = [hidden if tap == layers else known[min(tap, layers)][:count] for tap in self._needs.taps]
+        return torch.cat(states, dim=-1).clone()  # vLLM reuses its buffers
 
     def _note_best(self, logits: Tensor | None) -> None:
         """Keep the best ids of the pass's own logits: later calls of a step are for log-probabilities of prompts."""
