@@ -28,7 +28,7 @@ MATRIX = "outpace:draft=none,retrieve=matrix"
 METHODS: dict[str, str | None] = dict.fromkeys(
     (MATRIX, "lookup", "outpace:draft=none,retrieve=suffix", "outpace:draft=none")
 )
-METHODS |= {"graft": "eagle3", "eagle3:shape=dynatree": "eagle3", "outpace": "domino"}
+METHODS |= {"graft": "eagle3", "eagle3:shape=dynatree": "eagle3", "outpace": "domino", "medusa": "chained"}
 """With the kind of the drafter."""
 
 
@@ -76,7 +76,7 @@ class OnAndOff(RoundRates):
         self.steps += 1
 
 
-@pytest.mark.parametrize("method", ["graft", "outpace", MATRIX])
+@pytest.mark.parametrize("method", ["graft", "outpace", "medusa", MATRIX])
 def test_drafts_are_our_own_engines(method: str, tiny: Tiny) -> None:
     """Guards against hidden states, best ids or verdicts of other positions."""
     kind = METHODS[method]

@@ -13,6 +13,7 @@ from outpace.drafters.domino.files import export_domino, read_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from tests.unit.models.tiny import byte_tokenizer
@@ -44,18 +45,19 @@ HEAD: dict[str, Any] = {"emb_dim": 24, "gru_hidden_dim": 40, "pure_draft_prefix_
 @dataclass(frozen=True)
 class Tiny:
     """Folders. `domino`: its labels are not shifted, as in the drafter that ships; the layout is the authors'.
-    `shifted`: a Domino drafter whose labels are shifted, in SGLang's layout."""
+    `shifted`: a Domino drafter whose labels are shifted, in SGLang's layout. `chained`: TokenSwift's heads."""
 
     target: Path
     dflash: Path
     eagle3: Path
     domino: Path
     shifted: Path
+    chained: Path
 
 
 def write_tiny(folder: Path) -> Tiny:
     """Write them all."""
-    made = Tiny(*(folder / name for name in ("target", "dflash", "eagle3", "domino", "shifted")))
+    made = Tiny(*(folder / name for name in ("target", "dflash", "eagle3", "domino", "shifted", "chained")))
     write_target(made.target)
     plain = randomised(DFlashNet(DFlashConfig(**BLOCKS)), 1)
     first, second = (layer.self_attn.k_norm.weight for _, layer in plain.each_layer())
@@ -65,6 +67,9 @@ def write_tiny(folder: Path) -> Tiny:
     write_net(randomised(Eagle3Net(eagle3), 2), made.eagle3, "midlayer")
     write_net(randomised(DominoNet(domino_config(shift_label=False)), 3), made.domino, "domino")
     write_net(randomised(DominoNet(domino_config(shift_label=True)), 4), made.shifted, "sglang")
+    heads: dict[str, Any] = {"heads": 3, "head": "target", "bias": False, "chained": True}
+    chained = MedusaConfig(hidden_size=HIDDEN, vocab_size=VOCAB, draft_vocab_size=VOCAB, **heads)
+    write_net(randomised(MedusaNet(chained), 5), made.chained, "authors")
     return made
 
 
