@@ -63,7 +63,7 @@ def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
     found = {"outpace": start(stack, ours, options.out / "outpace.log")}
     for spec in options.spec:
         theirs = [str(options.llama_server), "--model", options.model, "--parallel", str(most)]
-        theirs += ["--ctx-size", str(MOST_LENGTH * most // 4), "--kv-unified"]
+        theirs += ["--ctx-size", str(MOST_LENGTH * max(most, 4) // 4), "--kv-unified"]
         theirs += ["--threads", threads, "--threads-batch", threads]
         theirs += ["--cache-ram", "0", "--offline", "--spec-type", spec]
         found[f"llama.cpp/{spec}"] = start(stack, theirs, options.out / f"{spec}.log")

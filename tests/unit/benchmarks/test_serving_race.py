@@ -27,7 +27,8 @@ def test_prompts_are_asked_as_they_were_given(tmp_path: Path) -> None:
 
 
 def test_llama_cpp_runs_as_its_user_would_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a rival whose threads sleep because ours do, and which has two of them on any machine."""
+    """Guards against a rival whose threads sleep because ours do, which has two of them on any machine, and which
+    refuses prompts that ours takes where few requests are in flight."""
     race, started = import_module("scripts.serving_race"), list[tuple[list[str], dict[str, str]]]()
 
     def popen(command: list[str], env: dict[str, str], **options: Any) -> Mock:
@@ -44,4 +45,5 @@ def test_llama_cpp_runs_as_its_user_would_run_it(tmp_path: Path, monkeypatch: py
         assert list(race.servers(stack, options)) == ["outpace", "llama.cpp/none"]
     (_, (theirs, variables)) = started
     assert [theirs[theirs.index(flag) + 1] for flag in ("--threads", "--threads-batch")] == ["6", "6"]
+    assert int(theirs[theirs.index("--ctx-size") + 1]) == race.MOST_LENGTH
     assert "OMP_WAIT_POLICY" not in variables
