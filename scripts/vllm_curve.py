@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from outpace.bench.endpoint import Asked, under_load
+from outpace.bench.endpoint import WARM_UP_TEXT, Asked, under_load
 from outpace.bench.environment import client_environment
 from outpace.bench.runner import PLAIN, split_methods
 from outpace.core.params import SamplingParams
@@ -129,7 +129,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             servers.append(VllmServer(method, options))
             stack.callback(servers[-1].close)
             servers[-1].wait()
-            servers[-1].answer(asked[-2:], 1)
+            servers[-1].answer([("completions", fields | {"prompt": WARM_UP_TEXT})], 1)
         wanted, _ = servers[0].answer(asked, 1)
         for place, level in enumerate(levels):
             turns: dict[str, list[dict[str, Any]]] = {one.method: [] for one in servers}
