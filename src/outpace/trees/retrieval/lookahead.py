@@ -195,8 +195,8 @@ class Lookahead(BaseProposer):
         if request.budget < 1:
             state.window = None  # it would stand still while the text goes on
             return DraftTree.chain(torch.tensor([ids[-1]]))
-        level_0, *columns = self._window(state, request).rows
         sizes = Sizes.within(request.budget)
+        level_0, *columns = self._window(state, request, sizes).rows
         level_0[0] = ids[-1]
         branches = _Branches(ids[-1])
         state.ends, place = [], 0
@@ -210,15 +210,14 @@ class Lookahead(BaseProposer):
         origins = origins_of("retrieved", len(branches.tokens))
         return DraftTree(torch.tensor(branches.tokens), Topology.of(branches.parents), origins=origins)
 
-    def _window(self, state: LookaheadState, request: DraftRequest) -> JacobiWindow:
+    def _window(self, state: LookaheadState, request: DraftRequest, sizes: Sizes) -> JacobiWindow:
         """The window, brought up to date."""
-        ids, sizes = request.ids, Sizes.within(request.budget)
         if state.sizes != sizes:
             state.window = None
             state.sizes = sizes  # last, so that an interrupted change is made again
         if state.window is None:
-            state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)
-        state.ids, state.finals = ids, request.stream.ending_ids
+            state.window = JacobiWindow(sizes, request.ids, state.source, request.stream.ending_ids)
+        state.ids, state.finals = request.ids, request.stream.ending_ids
         return state.window
 
 
