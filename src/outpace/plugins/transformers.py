@@ -173,9 +173,9 @@ class CustomGenerate:
 
         `num_return_sequences` arrives as repeated rows. Rows of their own request would share their noise.
         """
-        requests = []
+        requests, is_drawn = list[tuple[list[int], SamplingParams]](), self.seed is None and options["temperature"] > 0
         for members in places_of(map(tuple, prompts)).values():
-            seed = int(torch.randint(MAX_SEED, ())) if self.seed is None and options["temperature"] else self.seed or 0
+            seed = int(torch.randint(MAX_SEED, ())) if is_drawn else self.seed or 0
             requests.append((members, SamplingParams.from_options(**options, seed=seed, n=len(members))))
         return requests
 
