@@ -40,7 +40,8 @@ class EndpointPlan:
         methods: methods of an outpace server, by default "plain" and its own; none for other servers.
         budget: drafted nodes per round for methods that do not name their own.
         warm_items: prompts that every method answers first, unmeasured.
-        check: whether each prompt is asked once more, alone and unmeasured, and answers are compared with that.
+        check: whether each prompt is asked once more, alone and unmeasured, and answers are compared with that;
+            otherwise with plain decoding's under the same load, where the server has methods.
         request_rate: requests per second that arrive at random (a Poisson process with the seed of `params`), the same
             for all methods, with a level as the most in flight; by default one arrives as another ends.
 
@@ -137,7 +138,7 @@ class EndpointRun:
         """A group's records: turn by turn, each by every method."""
         (level, places), first = self._groups[number], self.methods[0]
         waves: dict[str, list[Wave]] = {method: [] for method in order}
-        alone: list[Mapping[int, TurnRun]] = []
+        wanted: list[Mapping[int, TurnRun]] = []
         answers: dict[int, list[str]] = {place: [] for place in places}
         for turn in range(max(len(self.plan.items[place].turns) for place in places)):
             asked = [place for place in places if turn < len(self.plan.items[place].turns)]
@@ -146,14 +147,15 @@ class EndpointRun:
                 runs = self._ask(asked, turn, answers, method, level)
                 after = speculation_counts(self._endpoint)
                 waves[method].append(Wave(runs, None if before is None or after is None else after - before))
-            if self.plan.check:
-                alone.append(self._ask(asked, turn, answers, first, 1, is_timed=False))
-            for place, run in waves[first][-1].runs.items():  # all continue one conversation
+            loaded = waves[first][-1].runs
+            wanted.append(self._ask(asked, turn, answers, first, 1, is_timed=False) if self.plan.check else loaded)
+            for place, run in loaded.items():  # all continue one conversation
                 answers[place].append(run.text)
         about = {"concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
+        is_compared = self.plan.check or len(self.methods) > 1
         records = []
         for method in self.methods:
-            for record in endpoint_records(self.plan.items, waves[method], alone if self.plan.check else None):
+            for record in endpoint_records(self.plan.items, waves[method], wanted if is_compared else None):
                 group = {"group": {"number": number} | record["group"]}
                 records.append(record | {"method": method} | about | group)
         return records
@@ -300,10 +302,10 @@ class Wave:
 def endpoint_records(
     items: Sequence[WorkItem],
     waves: Sequence[Wave],
-    alone: Sequence[Mapping[int, TurnRun]] | None,
+    wanted: Sequence[Mapping[int, TurnRun]] | None,
 ) -> list[dict[str, Any]]:
-    """A record for each prompt of a group, as one method answered it. `alone`: turn by turn, the answers that texts and
-    finish reasons are compared with, by the prompt's place; None where they are not compared. Then `equal` is None."""
+    """A record for each prompt of a group, as one method answered it. `wanted`: turn by turn, the answers that texts
+    and finish reasons are compared with, by the prompt's place; None where they are not compared: `equal` is None."""
     group = group_figures([list(wave.runs.values()) for wave in waves]) | {"speculation": _speculation(waves)}
     records = []
     for place in waves[0].runs:
@@ -314,8 +316,8 @@ def endpoint_records(
         counted_by = runs[0].counters["counted_by"]
         hidden += [] if counted_by == "usage" else ["prompt_tokens"]
         figures = {name: None if name in hidden else value for name, value in figures.items()}
-        wanted = [turn[place] for turn in alone or () if place in turn]
-        different = [turn for turn, (run, one) in enumerate(zip(runs, wanted)) if _answer(run) != _answer(one)]
+        own = [turn[place] for turn in wanted or () if place in turn]
+        different = [turn for turn, (run, one) in enumerate(zip(runs, own)) if _answer(run) != _answer(one)]
         reused = [count for run in runs if (count := run.counters["reused_tokens"]) is not None]
         records.append(
             {"id": item.id, "dataset": item.dataset, "index": place}
@@ -329,7 +331,7 @@ def endpoint_records(
                 "reused_tokens": sum(reused) if reused else None,
                 "by_origin": _by_origin(runs) if is_reported else None,
                 "texts": [run.text for run in runs],
-                "equal": None if alone is None else not different,
+                "equal": None if wanted is None else not different,
                 "different_turns": different,
                 "group": group,
             }

@@ -25,9 +25,10 @@ def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     figure is of all prompts, since requests of all sets are in flight together. `throughput_ratio` is the method's
     tokens per second over plain decoding's. All of these are None where the server has no methods.
 
-    `equal` is the share of prompts whose texts and finish reasons are those of the first method alone; None where that
-    was not measured. `reused` is the share of cached prompt tokens, if the server reports it. `tokens_per_step` and
-    `accepted_per_drafted` are None where the server reports nothing; `source` is "report" or "metrics".
+    `equal` is the share of prompts whose texts and finish reasons are those of the first method, alone or under the
+    same load; None where they were not compared. `reused` is the share of cached prompt tokens, if the server reports
+    it. `tokens_per_step` and `accepted_per_drafted` are None where the server reports nothing; `source` is "report" or
+    "metrics".
     """
     rows = []
     for level in dict.fromkeys(record["concurrency"] for record in records):
