@@ -60,8 +60,8 @@ def bench(
     endpoint: Annotated[
         str | None,
         typer.Option(
-            help="Measure an OpenAI-compatible server instead: the base of its API, as http://host:8000/v1. The model "
-            "is then the server's name for it, by default its only one."
+            help="Measure an OpenAI-compatible server instead: the base URL of its API, such as http://host:8000/v1. "
+            "MODEL is then the name that the server has for the model, by default its only one."
         ),
     ] = None,
     api_key: ApiKey = None,
@@ -78,7 +78,9 @@ def bench(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Prompts that are decoded together: 1, or four times the concurrency.", show_default=False),
+        typer.Option(
+            help="Prompts to decode together; by default 1, or four times the concurrency.", show_default=False
+        ),
     ] = None,
     concurrency: Annotated[
         str | None,
@@ -92,8 +94,8 @@ def bench(
         float | None,
         typer.Option(
             metavar="PER SECOND",
-            help="With --endpoint: requests arrive at random at this rate, and the concurrency is the most in flight; "
-            "by default one arrives as another ends.",
+            help="With --endpoint: the average rate at which requests arrive, at random; the concurrency limits those "
+            "in flight. By default a request arrives when another ends.",
             show_default=False,
         ),
     ] = None,
@@ -102,7 +104,10 @@ def bench(
         Path | None, typer.Option(help="Folder for records.jsonl and summary.json; a stopped run continues there.")
     ] = None,
     check: Annotated[
-        bool, typer.Option(help="Classify differences as ties or bugs; ask a server once more and compare.")
+        bool,
+        typer.Option(
+            help="Classify differences as ties or bugs; for a server, send each request once more, alone, and compare."
+        ),
     ] = True,
     prompts_once: Annotated[
         bool, typer.Option("--prompts-once", help="Compute each prompt once for all methods: decoding alone is timed.")

@@ -56,9 +56,9 @@ def chat(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Talk with an OpenAI-compatible server instead: the base of its API, as http://host:8000/v1. The "
-            "model is then the server's name for it, by default its only one, and the server limits answers where no "
-            "--max-new-tokens is given.",
+            help="Talk with an OpenAI-compatible server instead: the base URL of its API, such as http://host:8000/v1. "
+            "MODEL is then the name that the server has for the model, by default its only one. Without "
+            "--max-new-tokens the server limits the answers.",
         ),
     ] = None,
     api_key: ApiKey = None,

@@ -19,7 +19,7 @@ def convert(
         typer.Option(
             "--to",
             metavar="LAYOUT",
-            help="eagle3: midlayer, speculators, headless (for those that ship). dflash: z-lab. domino: domino, "
+            help="eagle3: midlayer, speculators, headless (for shipped drafters). dflash: z-lab. domino: domino, "
             "sglang. lattice: lattice. dspark: specforge. dflash2: z-lab. medusa: authors, vllm. dart: dart. By "
             "default the kind's first. All known layouts are read.",
         ),
@@ -45,7 +45,7 @@ def convert(
         str,
         typer.Option(
             metavar="FORMAT",
-            help="plain; or int8: half of bfloat16's size, and what the compiled kernels multiply. Only this engine "
+            help="plain; or int8: half the size of bfloat16, which compiled kernels multiply as it is. Only Outpace "
             "reads int8.",
         ),
     ] = "plain",

@@ -55,7 +55,7 @@ def option(kind: type, name: str, panel: str | None = None) -> Any:
     complete = completion(name, about.choices)
     if name == "model":  # also given by --model, see `Command`
         return typer.Argument(
-            help=f"{about.description} Also given by --model.", metavar=about.unit, autocompletion=complete
+            help=f"{about.description} --model NAME does the same.", metavar=about.unit, autocompletion=complete
         )
     if default is False:
         return typer.Option(f"--{name.replace('_', '-')}", help=about.description)

@@ -28,13 +28,15 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads standard input.")],
     params: SamplingParams,
     logit_bias: Annotated[
-        list[str] | None, typer.Option(metavar="ID=VALUE", help="Bias of a token id, -100 to 100; several times.")
+        list[str] | None,
+        typer.Option(metavar="ID=VALUE", help="Bias of a token id, -100 to 100. May be given several times."),
     ] = None,
     json_schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="Answer with JSON that this schema validates.")
     ] = None,
     regex: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Answer with text that this expression matches as a whole.")
+        str | None,
+        typer.Option(metavar="PATTERN", help="Answer with text that this regular expression matches as a whole."),
     ] = None,
     grammar: Annotated[
         str | None, typer.Option(metavar="FILE", help="Answer with text of this grammar, in Lark's notation.")

@@ -9,7 +9,9 @@ from outpace.lib.errors import InvalidRequest
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, for its options; none for the list.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The method whose options are listed; without one, all methods are listed.")
+    ] = None,
     shape: Annotated[str | None, typer.Option(help="The shape whose settings are listed, by default its own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -32,7 +32,8 @@ def paper(
     figure: Annotated[list[int] | None, typer.Option(metavar="NUMBER", help="A figure.")] = None,
     section: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A section, such as 4.3.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few prompts and short answers: minutes, and most claims stay undecided.")
+        bool,
+        typer.Option("--quick", help="Few prompts and short answers: takes minutes, and most claims stay undecided."),
     ] = False,
     target: Annotated[str, typer.Option(metavar="MODEL", help="The target.")] = TARGET,
     drafter: Annotated[
@@ -41,7 +42,7 @@ def paper(
     ] = None,
     train: Annotated[
         str | None,
-        typer.Option(metavar="FILE[:LIMIT]", help="Train drafters that rows need on these prompts, and keep them."),
+        typer.Option(metavar="FILE[:LIMIT]", help="Train the drafters that rows need on these prompts, and keep them."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -55,7 +56,8 @@ def paper(
         typer.Option(
             "--from",
             metavar="[ROW=]FOLDER",
-            help="Show another machine's records too, or a row's of a server: a folder of bench --endpoint.",
+            help="Also show the records of another machine, or those of a server as a row: a folder of bench "
+            "--endpoint.",
         ),
     ] = None,
     list_: Annotated[

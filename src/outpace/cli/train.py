@@ -246,12 +246,14 @@ def regenerate(
     target: Target,
     prompts: Prompts,
     out: Annotated[str, typer.Option(help="Folder for the answers; an interrupted run resumes there.")],
-    method: Annotated[str, typer.Option(help="How to draft; a full batch seldom gains from it.")] = "plain",
+    method: Annotated[str, typer.Option(help="How to draft; large batches seldom gain from drafting.")] = "plain",
     drafter: Annotated[str | None, typer.Option(help="Drafter of the method, if it needs one.")] = None,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    endpoint: Annotated[str | None, typer.Option(help="Ask this OpenAI-compatible server, as http://host/v1.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Ask this OpenAI-compatible server, such as http://host/v1.")
+    ] = None,
     endpoint_model: Annotated[
         str | None, typer.Option(help="The target's name there; by default the server's only model.")
     ] = None,

@@ -46,7 +46,7 @@ def verify(
     ] = None,
     batch_size: Annotated[
         list[int] | None,
-        typer.Option(help="Prompts that are decoded together; by default 1. May be given several times."),
+        typer.Option(help="Prompts to decode together; by default 1. May be given several times."),
     ] = None,
     max_turns: MaxTurns = None,
     as_json: AsJson = False,

@@ -125,7 +125,7 @@ ALIASES = {"min_tokens": "min_new_tokens"}
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends."""
 
-    max_new_tokens: int = setting(128, "Most tokens to generate per answer.", unit="TOKENS", low=0)
+    max_new_tokens: int = setting(128, "Maximum number of tokens per answer.", unit="TOKENS", low=0)
     temperature: float = setting(
         0.0,
         "Sampling temperature, by which the logits are divided; 0 is greedy, and so is anything below 1e-8.",
@@ -167,7 +167,7 @@ class SamplingParams:
     )
     stop: tuple[str, ...] = setting(
         (),
-        "String that ends the answer, which stops before it; the name of a special token is that token.",
+        "String that ends the answer and is not part of it; the name of a special token stands for that token.",
         unit="TEXT",
     )
     eos_token_ids: tuple[int, ...] | None = setting(None, "Token ids that end the answer; by default the model's own.")
@@ -213,7 +213,7 @@ class SamplingParams:
         (), "Sequences of ids of which the last may not follow the others, in prompt or answer."
     )
     min_new_tokens: int = setting(
-        0, "Tokens before an EOS may be chosen; stop strings still end the answer.", unit="TOKENS", low=0
+        0, "Number of tokens before an EOS may be chosen; stop strings still end the answer.", unit="TOKENS", low=0
     )
     ignore_eos: bool = setting(False, "Continue to the token limit: an EOS is a token like any other.")
     logprobs: int | None = setting(

@@ -171,8 +171,8 @@ class LoadSettings:
     )
     prompt_slowdown: float = setting(
         2.5,
-        "How many times as long a round of running requests may take because prompts of others are written in its "
-        "pass: less for steadier streams, more for earlier first tokens.",
+        "Factor by which new prompts, written in the same pass, may lengthen a round of running requests: lower for "
+        "steadier streams, higher for earlier first tokens.",
         unit="TIMES",
         low=1,
         high=100,
@@ -183,7 +183,7 @@ class LoadSettings:
         "On a GPU, compute in fixed shapes and a fixed order, so that results are batch-invariant, at some cost in "
         "speed. CPUs always do.",
     )
-    enable_prefix_caching: bool = setting(True, "Compute a common beginning of prompts once for all requests.")
+    enable_prefix_caching: bool = setting(True, "Compute a common prefix of prompts once for all requests.")
     progress: bool | None = setting(
         None,
         "Show the stages of loading on stderr, and then their times in one line. By default only on a terminal; bars "

@@ -14,8 +14,8 @@ Window = Annotated[
     int | None,
     Field(
         ge=1,
-        description="tokens of the context that the drafter sees, the last ones, besides the first 4, on a CPU; then "
-        "drafting costs the same at any length. Verification sees all; by default the drafter does, too",
+        description="on a CPU, how many of the last tokens the drafter sees, in addition to the first 4, so that "
+        "drafting costs the same at any length; by default it sees all, as verification always does",
     ),
 ]
 
@@ -42,13 +42,13 @@ class ModelOptions(RetrievalOptions):
     )
     vocabulary: str | None = Field(
         default=None,
-        description="file of the only ids to draft, made by `outpace rank-vocabulary`; `all` drafts from every id; "
-        "by default the drafter's own file, if it brings one",
+        description="file of the ids that may be drafted, made by `outpace rank-vocabulary`; `all` drafts from every "
+        "id; by default the drafter's own file, if it has one",
     )
     calibration: Literal["shared", "private", "off"] = Field(
         default="shared",
-        description="what a growing shape compares at temperature > 0: how often drafts with such a score were "
-        "accepted, as all requests learn it together (shared) or each for itself (private), or the scores (off)",
+        description="what a growing shape compares at temperature > 0: the learned acceptance rate of a score, from "
+        "all requests (shared) or from the request alone (private), or the score itself (off)",
     )
     window: Window = None
 

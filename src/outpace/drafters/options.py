@@ -42,14 +42,14 @@ class MatrixOptions(StrictSettings):
     )
     matrix: Literal["shared", "private"] = Field(
         default="shared",
-        description="shared: all requests learn together; private: each for itself, in as much memory again (64 bytes "
-        "per token of the vocabulary, and 5.2 MB with context=2), as sampled requests under rejection always do",
+        description="shared: all requests use and update one matrix; private: each has its own (64 bytes per token of "
+        "the vocabulary, and 5.2 MB with context=2), as sampled requests under rejection always do",
     )
     warm: str | None = Field(
         default=None,
-        description="file made by `outpace warmup` that drafting starts from: transitions and, with shape=gated, "
-        "gates; or one of transitions by `outpace train transitions`; shipped for the one that ships with the "
-        "target; none, the default, starts with nothing learned",
+        description="file that drafting starts from: transitions from `outpace train transitions`, or from `outpace "
+        "warmup`, which with shape=gated adds gates; shipped: the file that ships with the target; none, the default, "
+        "starts empty",
     )
 
 
@@ -66,28 +66,28 @@ class RetrievalOptions(MatrixOptions, Options):
     )
     place: Literal["root", "tail"] = Field(
         default="root",
-        description="where retrieved tokens join the tree: root, as alternatives to the draft from its first token "
-        "on; tail, as chains that go on where the draft ends",
+        description="where retrieved tokens join the tree: root, as alternatives to the draft from its first token on; "
+        "tail, as chains that continue where the draft ends",
     )
     reserved: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the budget that is kept for retrieval even where the draft could fill it; 0 leaves it "
-        "what the shape leaves free",
+        description="share of the budget that is reserved for retrieval; with 0, retrieval gets only the slots that "
+        "the shape leaves free",
     )
     retrieve_depth: int | None = Field(
         default=None,
         ge=1,
         le=16,
-        description="levels that the matrix adds at most; by default the paper's 9, which are all with place=root, and "
-        "with place=tail 16",
+        description="most levels that the matrix adds; by default the paper's 9 with place=root, which are all, and 16 "
+        "with place=tail",
     )
     retrieve_breadth: int | None = Field(
         default=None,
         ge=1,
         le=8,
-        description="best successors of a token that are tried at most; by default the paper's 8",
+        description="most successors of a token that are tried, the best first; by default the paper's 8",
     )
 
     @property

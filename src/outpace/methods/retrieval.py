@@ -97,7 +97,7 @@ class SamdOptions(Options):
 
     draft: Literal["recycle", "eagle3", "dflash", "domino"] = Field(
         default="recycle",
-        description="the method that drafts where no match is long enough, with its own defaults but for the budget",
+        description="the method that drafts where no match is long enough, with its own defaults except the budget",
     )
     corpus: str | None = Field(
         default=None,

@@ -39,8 +39,8 @@ class OutpaceOptions(MatrixOptions, Options):
 
     draft: Literal["domino", "lattice", "dflash", "dflash2", "dspark", "eagle3", "linear", "none"] | None = Field(
         default=None,
-        description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth; by "
-        "default as where no method is named: the drafter that was given, or what is best of those that ship",
+        description="what drafts; linear is a draft model, or the target's own first layers, with one pass per depth; "
+        "by default the drafter that was given, or the best of those that ship",
     )
     depth: int | None = Field(
         default=None,
@@ -56,8 +56,8 @@ class OutpaceOptions(MatrixOptions, Options):
     )
     priced: bool | None = Field(
         default=None,
-        description="true: a round takes the nodes, and the draft, whose expected gain exceeds their cost here, as "
-        "measured; false: always the whole budget; by default true, unless a budget is given",
+        description="true: a round drafts only nodes whose expected gain exceeds their measured cost, and may skip the "
+        "draft; false: always the whole budget; by default true, unless a budget is given",
     )
     warm: str | None = Field(
         default=None,

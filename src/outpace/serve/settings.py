@@ -20,16 +20,18 @@ class ServeSettings:
     """
 
     names: tuple[str, ...] = setting(
-        (), "What requests call the model; answers report the first.", unit="NAME", flag="--served-model-name"
+        (), "Name of the model in requests; answers report the first one.", unit="NAME", flag="--served-model-name"
     )
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", unit="ADDRESS")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", unit="PORT", low=0, high=65535)
     api_keys: tuple[str, ...] = setting(
-        (), "Key that requests must bear; without any, no request needs one.", unit="KEY", variable="OUTPACE_API_KEY"
+        (), "API key that requests must send; by default none is needed.", unit="KEY", variable="OUTPACE_API_KEY"
     )
     max_queue: int = setting(64, "Answers that may wait; more get status 429.", unit="REQUESTS", low=0)
     timeout: float = setting(600.0, "Seconds that a request may take, waiting included.", unit="SECONDS", low=0.1)
-    send_timeout: float = setting(60.0, "Seconds that a client may not read or write.", unit="SECONDS", low=0.1)
+    send_timeout: float = setting(
+        60.0, "Seconds after which a client that does not read or write is disconnected.", unit="SECONDS", low=0.1
+    )
     max_body: int = setting(4 << 20, "Largest body of a request.", unit="BYTES", low=1)
     drain_timeout: float = setting(30.0, "Seconds that requests have to end after SIGTERM.", unit="SECONDS", low=0.0)
     log_prompts: bool = setting(False, "Log the bodies of requests.")

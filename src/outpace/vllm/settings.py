@@ -38,8 +38,8 @@ class ProposerSettings(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="drafted tokens end where a further one is accepted with a lower probability than this; None for "
-        f"what a row of a pass is found to cost, and with tensor parallelism, where no clock decides, {LEAST_GAIN}",
+        description="a draft ends where one more token would be accepted with a lower probability than this; None for "
+        f"the measured cost of a row in a pass, and with tensor parallelism, where no clock decides, {LEAST_GAIN}",
     )
     transitions: str | None = Field(
         default=None, description="file that the option warm=shipped stands for, and that the union begins with"
@@ -47,12 +47,12 @@ class ProposerSettings(BaseModel):
     slots: int | None = Field(
         default=None,
         ge=1,
-        description="requests that are drafted for at a time; None for max_num_seqs, with a trained drafter 64 at most",
+        description="requests with drafts at a time; None for max_num_seqs, with a trained drafter 64 at most",
     )
     learn_prompts: bool = Field(
         default=True,
-        description="transitions are learned from prompts, too, which is a product with the vocabulary at every "
-        "position; never with tensor parallelism",
+        description="learn transitions from prompts too, at the cost of the LM head at every position; never with "
+        "tensor parallelism",
     )
 
 

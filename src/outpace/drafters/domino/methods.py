@@ -21,8 +21,8 @@ PoolSize = Annotated[
     int | None,
     Field(
         ge=0,
-        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU, unless "
-        "a ranked vocabulary is drafted from, and all elsewhere",
+        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU without "
+        "a ranked vocabulary, else 0",
     ),
 ]
 
@@ -45,8 +45,9 @@ class DominoOptions(ModelOptions):
     head: bool = Field(default=True, description="off: drafts come from the block's own logits, as DFlash's do")
     gate_table: bool = Field(
         default=False,
-        description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
-        "up from then on; takes 3 numbers per id and unit of its state, which `outpace doctor` reports in GB",
+        description="on: the products of all embeddings with the input weights of the causal head's GRU are computed "
+        "once at load and then looked up; this takes 3 numbers per id and unit of the state, which `outpace doctor` "
+        "reports in GB",
     )
 
     @model_validator(mode="after")

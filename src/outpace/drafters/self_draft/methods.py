@@ -37,12 +37,12 @@ class SelfDraftOptions(ModelOptions):
         f"in chunks of {CHUNK} by their mean key",
     )
     keep: int = Field(
-        default=512, gt=OBSERVED, description="how many those are, with snap of the prompt; the paper's budget"
+        default=512, gt=OBSERVED, description="how many tokens that is; with snap, of the prompt. The paper's budget"
     )
     guess: Literal["none", "suffix", "model"] = Field(
         default="none",
-        description="what guesses the next tokens of a chain, so that one pass drafts several: suffix, as of retrieve; "
-        "model, the draft model; none, a pass drafts one. The drafts are the same",
+        description="what guesses the next tokens of a chain, so that one pass drafts several: suffix, as for "
+        "retrieve; model, the draft model; none, one token per pass. The drafts are the same",
     )
 
     @property

@@ -32,8 +32,9 @@ class TokenSwiftOptions(ModelOptions):
     keep: int = Field(
         default=4096,
         gt=TOKEN_SINKS,
-        description="tokens of the context that drafting sees: the first 16, those that the last one attended to most "
-        "when they were selected, in each layer and key head, and all after it; selected anew when these take up all",
+        description="tokens of the context that drafting sees: the first 16, those that the last token attended to "
+        "most, in each layer and key head, and all that came after the selection, which is repeated when these leave "
+        "no room",
     )
 
 

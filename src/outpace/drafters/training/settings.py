@@ -62,7 +62,9 @@ class TrainingSettings(Section):
     """The trainer."""
 
     epochs: float = Field(default=6.0, gt=0, description="Passes over the data; max_steps may end training earlier.")
-    max_steps: int | None = Field(default=None, ge=1, description="Most optimizer steps, on which the schedule ends.")
+    max_steps: int | None = Field(
+        default=None, ge=1, description="Maximum number of optimizer steps; the schedule ends there."
+    )
     batch_size: int = Field(default=16, ge=1, description="Sequences per optimizer step, of all processes together.")
     micro_batch_size: int = Field(default=2, ge=1, description="Sequences per forward pass of one process.")
     optimizer: Literal["adamw", "muon"] = Field(
@@ -73,10 +75,10 @@ class TrainingSettings(Section):
     learning_rate: float = Field(default=6e-4, gt=0, description="After the warm-up.")
     schedule: Literal["cosine", "wsd"] = Field(
         default="cosine",
-        description="cosine: falls to zero; wsd: stays, and over the last fifth falls to a tenth, so that a run may "
-        "resume with more epochs or max_steps.",
+        description="cosine: falls to zero; wsd: stays constant and falls to a tenth over the last fifth, so that a "
+        "run may resume with more epochs or max_steps.",
     )
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of all steps.")
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Fraction of all steps.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Of AdamW.")
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW and Muon.")
     clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")

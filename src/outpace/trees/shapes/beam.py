@@ -65,7 +65,10 @@ class DddConfig(BeamConfig):
         default=(5, 7, 9), description="depths, ascending, at which a draft may end; written as 5/7/9"
     )
     min_beam_prob: float = Field(
-        default=0.2, ge=0, le=1, description="probability left in the whole beam below which a draft ends; 0 ends none"
+        default=0.2,
+        ge=0,
+        le=1,
+        description="a draft ends when the total probability of its beam is lower than this; 0 never ends it",
     )
 
     @model_validator(mode="after")

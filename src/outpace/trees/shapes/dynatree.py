@@ -89,7 +89,10 @@ class DynaTreeConfig(ShapeConfig):
         default=3, ge=1, le=16, description="children of a node whose best child has less than low_confidence"
     )
     root_breadth: int | None = Field(
-        default=None, ge=1, le=16, description="children of the pending token, 1 in Algorithm 1; by default as of any"
+        default=None,
+        ge=1,
+        le=16,
+        description="children of the pending token, 1 in Algorithm 1; by default as for other nodes",
     )
     high_confidence: float = Field(default=0.9, gt=0, le=1, description="probability of a best child; see min_breadth")
     low_confidence: float = Field(default=0.4, gt=0, lt=1, description="probability of a best child; see max_breadth")
@@ -110,13 +113,13 @@ class DynaTreeConfig(ShapeConfig):
     history: Literal["paper", "authors", "off"] = Field(
         default="paper",
         description="paper: the two update equations of section 3.3, each round; authors: fixed steps outside a dead "
-        "zone, once per answer, as in their code; off. Under rejection, where trees have a say in what is said, the "
-        "authors' rule stands still, for it goes from answer to answer; the paper's follows the request itself",
+        "zone, once per answer, as in their code; off. Under rejection, where trees affect the answer, the authors' "
+        "rule makes no steps, because it carries over from answer to answer; the paper's follows the request alone",
     )
     statistic: Literal["depth", "committed"] = Field(
         default="depth",
-        description="what history takes for a round's acceptance: accepted drafts over the deepest depth drafted, or "
-        "over all drafted (committed, as section 3.3 has it)",
+        description="how history measures a round's acceptance: accepted drafts divided by the deepest drafted depth "
+        "(depth), or by all drafted nodes (committed, as in section 3.3)",
     )
 
     @model_validator(mode="after")

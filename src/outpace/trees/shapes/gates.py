@@ -35,12 +35,13 @@ class CheckpointConfig(BeamConfig):
     )
     kept: Integers = Field(
         default=(8, 24, 40),
-        description="of a budget of 60 drafted nodes, how many a draft keeps that ended at each checkpoint",
+        description="how many of 60 drafted nodes a draft keeps if it ends at each checkpoint; other budgets in "
+        "proportion",
     )
 
     thresholds: Numbers = Field(
         default=(0.15, 0.13, 0.51),
-        description="what the confidence must exceed at each checkpoint for drafting to go on; 0 never ends it",
+        description="confidence that a draft must exceed at each checkpoint to continue; 0 never ends it",
     )
 
     @property
@@ -63,8 +64,9 @@ class GatedConfig(CheckpointConfig):
 
     draft_all: bool = Field(
         default=False,
-        description="draft the whole tree and then prune it to as many nodes, the best of all depths, so that requests "
-        "of a batch draft alike (batch mode, appendix D); else a closed gate ends drafting, which saves its passes",
+        description="draft the whole tree, then prune it to the same number of nodes, the best of all depths, so that "
+        "all requests of a batch draft equally deep (batch mode, appendix D); otherwise a closed gate ends drafting, "
+        "which saves passes",
     )
 
     @property
@@ -129,7 +131,7 @@ class CutConfig(ShapeConfig):
     """Settings of the cut. The paper prunes by "draft logits" and gives no number: the default is ours."""
 
     min_prob: float = Field(
-        default=0.2, ge=0, le=1, description="probability below which a token and all behind it get no slot"
+        default=0.2, ge=0, le=1, description="a token with a lower probability gets no slot, nor do those after it"
     )
     depth: int = Field(default=64, ge=1, le=64, description="drafted tokens on the longest path")
 
@@ -160,13 +162,13 @@ class EchoConfig(CheckpointConfig):
 
     thresholds: Numbers = Field(
         default=(0.2, 0.2, 0.2),
-        description="what the confidence must exceed at each checkpoint for drafting to go on; 0 never ends it",
+        description="confidence that a draft must exceed at each checkpoint to continue; 0 never ends it",
     )
     extra_depth: int = Field(
         default=2,
         ge=0,
         le=64,
-        description="by how much more than depth the others may be drafted where some drafts of the batch have ended",
+        description="levels beyond depth that the other drafts of a batch may grow once some have ended",
     )
 
 

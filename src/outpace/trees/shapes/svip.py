@@ -20,8 +20,8 @@ class SvipConfig(ShapeConfig):
     entropy_threshold: float = Field(
         default=0.3,
         ge=0,
-        description="the chain ends behind a token whose distribution had sqrt(0.15 * entropy in nats) above it; inf "
-        "never ends it",
+        description="the chain ends after a token if sqrt(0.15 * entropy of its distribution in nats) exceeds this; "
+        "inf never ends it",
     )
     depth: int = Field(default=40, ge=1, le=64, description="drafted tokens on the longest path")
 
