@@ -142,7 +142,7 @@ def encoded(prompt: Any, codec: TextCodec) -> list[int]:
         return codec.encode_chat(items)
     wrong = next(item for item in items if not is_int(item))
     if isinstance(wrong, str):
-        raise InvalidRequest(f"prompt={shown(items)}: one prompt is taken here, not a list of texts; give one text")
+        raise InvalidRequest(f"prompt={shown(items)}: this call takes one prompt, not a list of texts; give one text")
     raise InvalidRequest(f"prompt of type {type(wrong).__name__}, {shown(wrong)}: {_KINDS}")
 
 

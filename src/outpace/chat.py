@@ -54,7 +54,7 @@ class Chat:
         limit = self._engine.target.max_length
         if len(prompt) >= limit:
             raise InvalidRequest(
-                f"the conversation has {len(prompt)} tokens with this message and the limit is {limit}: begin a new "
+                f"with this message the conversation has {len(prompt)} tokens, and the limit is {limit}: begin a new "
                 "one with reset(), in the terminal /reset, or load with a larger max_model_len, or "
                 "kv_cache_memory_bytes where memory sets the limit"
             )

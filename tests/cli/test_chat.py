@@ -107,4 +107,4 @@ def test_a_full_context_is_one_line_and_the_conversation_goes_on(folder: str) ->
     result = _chat(folder, "Hello\n" + "long " * 100 + "\n/reset\nHello again\n")
     assert result.exit_code == 2
     assert len(_reused(result)) == 2
-    assert re.search(r"error: the conversation has \d+ tokens .* /reset", result.stderr)
+    assert re.search(r"error: with this message the conversation has \d+ tokens.* /reset", result.stderr)

@@ -156,7 +156,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3
 CONFIG = ("--speculative-config", NGRAM)
 UNUSED = ("--drafter", "early-exit:1")
 SERVER = ("--endpoint", "http://127.0.0.1:1")
-NOT_USED = "drafter='early-exit:1': it would not be used, for "
+NOT_USED = "drafter='early-exit:1': it would not be used, because "
 REMEDY = "leave it out, or choose a method that drafts with one"
 
 
@@ -167,7 +167,7 @@ REMEDY = "leave it out, or choose a method that drafts with one"
         (("generate", "x", "--temperature", "-1"), "temperature=-1"),
         (("generate", "x", "--penalty-window", "8"), "penalty_window=8: does nothing without repetition_penalty"),
         (("generate", "x", "--logit-bias", "5"), "logit_bias='5': must be ID=VALUE"),
-        (("generate", "x", "--logit-bias", "5=1", "--logit-bias", "5=2"), "token 5 is there twice"),
+        (("generate", "x", "--logit-bias", "5=1", "--logit-bias", "5=2"), "token 5 is given twice"),
         (("generate", "x", "--min-new-tokens", "500"), "at most max_new_tokens=128"),
         (("generate", "x", "--logprobs", "3"), "with --json only"),
         (("verify", "-w", "builtin", "--presence-penalty", "3"), "presence_penalty=3"),
@@ -184,9 +184,9 @@ REMEDY = "leave it out, or choose a method that drafts with one"
         (("bench", "-w", "builtin:1", "--methods", "plain,recycle", *CONFIG), "plain,recycle' and speculative_config="),
         (("bench", "-w", "builtin:1", "--budget", "4", *CONFIG), "budget=4 and speculative_config="),
         (("verify", "-w", "builtin:1", "--drafter", "x", *CONFIG), "drafter='x' and speculative_config="),
-        (("chat", "--api-key", "k"), "api_key: no server is asked; name one with --url"),
-        (("bench", "-w", "builtin:1", "--api-key", "k"), "api_key: no server is asked; name one with --endpoint"),
-        (("tune", "--forget", "--dry-run"), "dry_run=True: not where --forget deletes a profile"),
+        (("chat", "--api-key", "k"), "api_key: no server is used; name one with --url"),
+        (("bench", "-w", "builtin:1", "--api-key", "k"), "api_key: no server is used; name one with --endpoint"),
+        (("tune", "--forget", "--dry-run"), "dry_run=True: cannot be used when --forget deletes a profile"),
         (("count-ngrams", "-w", "missing.jsonl", "--out", "x", "--keep", "0"), "no such file"),
         (("count-ngrams", "-w", "builtin:1", "--out", "x", "--keep", "0"), "keep=0: must be"),
         (("count-ngrams", "-w", "builtin:1", "--out", "no/x", "--keep", "0"), "its folder does not; name a new file"),

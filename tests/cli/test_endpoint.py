@@ -45,10 +45,10 @@ SERVER = ("--endpoint", "http://127.0.0.1:1", "-w", "builtin:4")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("bench", *SERVER, "--dtype", "float32"), "dtype='float32': not where a server is measured"),
-        (("bench", *SERVER, "--phases"), "phases=True: not where a server is measured"),
-        (("bench", *SERVER, "--batch-size", "2"), "batch_size=2: not where a server is measured"),
-        (("chat", "--url", "http://127.0.0.1:1", "--exact"), "exact=True: not where a server answers"),
+        (("bench", *SERVER, "--dtype", "float32"), "dtype='float32': cannot be used when a server is measured"),
+        (("bench", *SERVER, "--phases"), "phases=True: cannot be used when a server is measured"),
+        (("bench", *SERVER, "--batch-size", "2"), "batch_size=2: cannot be used when a server is measured"),
+        (("chat", "--url", "http://127.0.0.1:1", "--exact"), "exact=True: cannot be used when a server answers"),
         (("bench", "-w", "builtin"), "model: name one, as in `outpace chat smollm2-135m`, or a server with --endpoint"),
         (("chat",), "model: name one, as in `outpace chat smollm2-135m`, or a server with --url"),
         (("bench", "-m", "x", "-w", "builtin", "--concurrency", "1,2"), "several levels are for servers"),

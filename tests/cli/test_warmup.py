@@ -97,7 +97,7 @@ def test_warmup_writes_gates_alone_where_there_is_no_matrix(folder: str, eagle: 
     options = ["-m", folder, "--drafter", eagle, "--dtype", "float32", "--budget", "6", "--max-new-tokens"]
     assert_refused(
         run("warmup", *options, "5", "-w", str(texts), "--out", str(tmp_path / "few"), "--method", method),
-        "nothing to write, for it keeps no transition matrix and no gates could be",
+        "nothing to write, because it keeps no transition matrix and no gates could be",
     )
     assert not (tmp_path / "few").exists()
     out = tmp_path / "gates"

@@ -122,7 +122,7 @@ class RunFolder:
             made = object_of(folder / SETTINGS, text_of(folder / SETTINGS))
             check_same(made, wanted, f"out={str(folder)!r}: its records were made")
         else:
-            raise InvalidRequest(f"out={str(folder)!r}: its records do not say their settings; choose a new folder")
+            raise InvalidRequest(f"out={str(folder)!r}: its records do not state their settings; choose a new folder")
 
     def read(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
         """Records of the groups that are there whole; what a kill left of another one is cut off. `sizes`: records of

@@ -31,7 +31,7 @@ def doctor(
     status 1 if anything needs a look."""
     model = loading.model
     if model is None and any(is_given(context, name) for name in OPTIONS.names):
-        raise InvalidRequest("MODEL is missing: without one only the machine is examined, and takes no such options")
+        raise InvalidRequest("MODEL is missing: these options need one; without it, only the machine is examined")
     from outpace.doctor.machine import examine_machine
     from outpace.doctor.method import examine_method
     from outpace.doctor.model import examine_model

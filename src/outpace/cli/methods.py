@@ -25,7 +25,7 @@ def methods(
     from outpace.methods.catalog import methods as known
 
     if name is None and shape is not None:
-        raise InvalidRequest(f"shape={shape!r}: of which method? Name one, as in `outpace methods domino --shape beam`")
+        raise InvalidRequest(f"shape={shape!r}: name its method too, as in `outpace methods domino --shape beam`")
     console = Console(highlight=False, markup=False)
     if name is None:
         rows: list[dict[str, Any]] = [

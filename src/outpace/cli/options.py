@@ -113,8 +113,9 @@ def _check_drafter(drafter: str | None, methods: Sequence[str]) -> None:
 
     if drafter is not None and all(parse_method(method).drafter is None for method in methods):
         raise InvalidRequest(
-            f"drafter={drafter!r}: it would not be used, for {', '.join(methods) or 'stock generate'} needs "
-            "none; leave it out, or choose a method that drafts with one (`outpace methods` lists what each needs)"
+            f"drafter={drafter!r}: it would not be used, because {', '.join(methods) or 'stock generate'} "
+            "needs none; leave it out, or choose a method that drafts with one (`outpace methods` lists what each "
+            "needs)"
         )
 
 
@@ -148,13 +149,13 @@ def refuse_options(context: typer.Context, names: Sequence[str], reason: str) ->
     """Refuse options that a command does not take in this case."""
     for name in names:
         if is_given(context, name):
-            raise InvalidRequest(f"{name}={context.params[name]!r}: not where {reason}; leave it out")
+            raise InvalidRequest(f"{name}={context.params[name]!r}: cannot be used when {reason}; leave it out")
 
 
 def refuse_key(context: typer.Context, other: str) -> None:
     """Refuse a key, which is no part of the message, where no server is asked."""
     if is_given(context, "api_key"):
-        raise InvalidRequest(f"api_key: no server is asked; name one with {other}, or leave it out")
+        raise InvalidRequest(f"api_key: no server is used; name one with {other}, or leave it out")
 
 
 def quieten_transformers() -> None:

@@ -265,11 +265,13 @@ def regenerate(
     from outpace.drafters.training.settings import RegenerateSettings, validated
 
     if endpoint is not None and (method != "plain" or drafter is not None):
-        raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
+        raise InvalidRequest(
+            f"method={method!r}, drafter={drafter!r}: the endpoint decides how it drafts; leave them out"
+        )
     if endpoint is not None:
         refuse_options(context, ("max_model_len", "device"), f"a server answers, endpoint={endpoint!r}")
     if endpoint is None:
-        refuse_options(context, ("endpoint_model",), "no server is asked; name one with --endpoint")
+        refuse_options(context, ("endpoint_model",), "no server is used; name one with --endpoint")
         refuse_key(context, "--endpoint")
     how = validated(RegenerateSettings, settings)
     items = read_workloads(prompts)

@@ -68,8 +68,8 @@ def warmup(
         about |= {"drafter": calibration.drafter, "budget": calibration.budget}
     if matrix is None and calibration is None:
         raise InvalidRequest(
-            f"method={method!r}: nothing to write, for it keeps no transition matrix and no gates could be calibrated; "
-            f"name more prompts than {len(items)}, or a depth of 4 or more"
+            f"method={method!r}: nothing to write, because it keeps no transition matrix and no gates could be "
+            f"calibrated; name more prompts than {len(items)}, or a depth of 4 or more"
         )
     vocab_size = loaded.target.vocab_size
     rows = TransitionMatrix(vocab_size, loaded.target.device) if matrix is None else matrix

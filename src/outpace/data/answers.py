@@ -37,7 +37,7 @@ class PartFolder:
             wanted = {"format": self.format, **json.loads(json.dumps(about))}
             check_same(self.about(), wanted, f"out={str(self.path)!r}: its {self.contents} were made")
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InvalidRequest(f"out={str(self.path)!r}: is no folder of {self.contents}; choose a new one")
+            raise InvalidRequest(f"out={str(self.path)!r}: is not a folder of {self.contents}; choose a new one")
 
     def claim(self, about: Mapping[str, Any]) -> None:
         """Record the settings in a new folder; errors as `check`."""

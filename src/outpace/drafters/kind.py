@@ -85,5 +85,5 @@ class DrafterKind:
             ModelError: the kind is only read.
         """
         if not self.layouts:
-            raise ModelError(f"kind {self.name}: such drafters are only read, for no layout writes them")
+            raise ModelError(f"kind {self.name}: such drafters can only be read, because no layout writes them")
         return next(iter(self.layouts))

@@ -261,8 +261,8 @@ class Endpoint:
         except UnicodeEncodeError as error:
             before = error.object[max(error.start - 40, 0) : error.start]
             raise InvalidRequest(
-                f"after {before!r} comes a lone surrogate, {error.object[error.start]!r}, left over from what was no "
-                "UTF-8; give whole characters"
+                f"after {before!r} comes a lone surrogate, {error.object[error.start]!r}, left over from text "
+                "that is not UTF-8; give whole characters"
             ) from error
 
     def _refusal(self, status: int, text: str) -> Exception:

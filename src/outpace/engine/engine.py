@@ -308,7 +308,9 @@ class Engine:
         def with_slot() -> T:
             slot = self._roster.spare_slot()
             if slot is None:
-                raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+                raise InvalidRequest(
+                    "all slots are taken: wait for a request to end or load with a larger max_num_seqs"
+                )
             return work(slot)
 
         return self.between_steps(with_slot)

@@ -40,4 +40,4 @@ class Turns:
 
     def _refuse_nesting(self) -> None:
         if self._turn._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError("the engine is at work in this thread: in a signal handler call only stop() of a stream")
+            raise RuntimeError("this thread already runs the engine: in a signal handler, call only a stream's stop()")

@@ -103,4 +103,4 @@ def check_same(name: str, compiled: Tensor, python: Tensor, is_coarse: bool) -> 
     computed in bfloat16 or int8."""
     difference, size = (compiled.float() - python.float()).norm(), python.float().norm()
     if difference != 0 and not difference / size < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE):
-        raise NotCompiled(f"the kernel computes something else than {name}")
+        raise NotCompiled(f"the kernel computes other results than {name}")

@@ -112,7 +112,7 @@ def check_text(name: str, text: Any) -> None:
     except UnicodeEncodeError as error:
         raise InvalidRequest(
             f"{name}={shown(text)}: character {error.start} is a lone surrogate, {text[error.start]!r}, left over from "
-            "what was no UTF-8; give whole characters"
+            "text that is not UTF-8; give whole characters"
         ) from error
 
 
@@ -174,7 +174,7 @@ def as_bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
                 f"{name}={shown(value)}: the bias of token {shown(token)} must be a number in [-100, 100]"
             )
         if token in pairs:
-            raise InvalidRequest(f"{name}={shown(value)}: token {shown(token)} is there twice")
+            raise InvalidRequest(f"{name}={shown(value)}: token {shown(token)} is given twice")
         pairs[token] = number
     return tuple(sorted(pairs.items()))
 
@@ -204,7 +204,7 @@ def path_of(name: str | Path) -> Path:
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InvalidRequest(f"path {shown(str(name))}: cannot be looked at: {reason}") from error
+        raise InvalidRequest(f"path {shown(str(name))}: cannot be accessed: {reason}") from error
     return path
 
 

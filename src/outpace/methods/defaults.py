@@ -44,7 +44,7 @@ def settled(spec: MethodSpec, named: str | None, found: Shipment, has_kernels: b
     draft = next((draft for draft in DRAFTS if methods()[draft].drafter in served), None)
     if draft is None and named is not None:
         raise InvalidRequest(
-            f"drafter: is {said_of(named)}, and method {str(spec)!r} drafts with {', '.join(DRAFTS)}: draft with this "
-            f"one by method {default!r}"
+            f"drafter: is {said_of(named)}, and method {str(spec)!r} drafts with {', '.join(DRAFTS)}: use this one "
+            f"with method {default!r}"
         )
     return method(spec.name, **spec.options.model_dump(exclude_unset=True) | {"draft": draft or "none"})

@@ -259,7 +259,7 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
     row = ROWS.get(method) if isinstance(method, str) else None
     if row is None:
         raise InvalidRequest(
-            f"speculative_config: method={shown(method)}: none here is the same; choose one of {', '.join(ROWS)}"
+            f"speculative_config: method={shown(method)}: no method here is equivalent; choose one of {', '.join(ROWS)}"
         )
     keys = tuple(LOOKUP_SIZES) if method == "ngram" else ("model",)
     for key, value in stated.items():

@@ -112,7 +112,7 @@ class DrafterStore:
         if wanted != named and wanted not in kinds()[named].serves:
             raise NoDrafter(
                 f"drafter={self._drafter!r} is {said_of(named)}, and method {str(spec)!r} needs {said_of(wanted)}: "
-                f"name another drafter, or draft with this one by method {kinds()[named].default_method!r}"
+                f"name another drafter, or use this one with method {kinds()[named].default_method!r}"
             )
 
     def context_for(self, kind: str | None) -> BuildContext:

@@ -89,7 +89,7 @@ def probe(target: TransformersTarget) -> Exactness:
         return found
     if not found.is_bitwise:
         raise InvalidRequest(
-            f"exact=True: a CPU has no other way to compute, and on this one {found.reason}; leave it out, or take "
+            f"exact=True: a CPU has only one way to compute, and on this one {found.reason}; leave it out, or take "
             "dtype='float32' or 'bfloat16' and install a C++ compiler"
         )
     return replace(found, reason=f"{found.reason}; exact=True changes nothing on a CPU")

@@ -80,7 +80,7 @@ def logit_softcap(config: "PretrainedConfig") -> float | None:
     for field, neutral in _NEUTRAL_LOGIT_FIELDS.items():
         setting = getattr(text, field, None)
         if setting not in (None, neutral):
-            raise _refusal(config, f"{field}={setting} changes logits in a way that is not computed")
+            raise _refusal(config, f"{field}={setting} changes logits in a way that is not supported")
     return cap
 
 
@@ -119,7 +119,9 @@ def _check_attention(text: "PretrainedConfig") -> None:
     # Stock masks follow the layer types, and windows these settings: if they disagree, the config is ambiguous.
     is_windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     if "sliding_attention" in layer_types and not is_windowed:
-        raise _refusal(text, "layers of type sliding_attention need sliding_window, and use_sliding_window not off")
+        raise _refusal(
+            text, "layers of type sliding_attention need sliding_window, and use_sliding_window must not be false"
+        )
 
 
 def _check_rotation(text: "PretrainedConfig") -> None:

@@ -35,7 +35,7 @@ def in_four_bits(target: PackedModel) -> PackedModel:
     layer = target.head.layer
     if not isinstance(layer, KernelLinear):
         raise InvalidRequest(
-            f"bits=4: compiled kernels multiply weights in 4 bits, and this target is not theirs ({target.computed_by})"
+            f"bits=4: 4-bit weights need compiled kernels, which do not compute this target ({target.computed_by})"
             "; load it on a CPU with a C++ compiler, in float32 or bfloat16, or choose another method"
         )
     plan = _Copier(target.config.num_hidden_layers, quantizes=False)

@@ -439,12 +439,12 @@ def unpadded_rows(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int
     for name in CACHES:
         cache = given.get(name)
         if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-            raise InvalidRequest(f"{name}: a cache of yours cannot be used; leave it out")
+            raise InvalidRequest(f"{name}: your own cache cannot be used; leave it out")
     mask = given["attention_mask"].bool() if "attention_mask" in given else torch.ones_like(input_ids).bool()  # [B, P]
     if mask.shape != input_ids.shape or not bool(mask[:, -1].all()) or bool((mask[:, :-1] & ~mask[:, 1:]).any()):
         raise InvalidRequest("attention_mask: padding must be on the left (tokenizer.padding_side = 'left')")
     positions = given.get("position_ids")
     usual = mask.long().cumsum(-1) - 1
     if positions is not None and bool(((positions != usual) & mask).any()):
-        raise InvalidRequest("position_ids: positions of yours are not supported; leave them out")
+        raise InvalidRequest("position_ids: your own positions are not supported; leave them out")
     return [row[keep].tolist() for row, keep in zip(input_ids, mask, strict=True)]

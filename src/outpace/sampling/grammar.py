@@ -73,7 +73,7 @@ class Grammars:
         """
         if not eos_token_ids:
             raise InvalidRequest(
-                f"grammar={grammar}: the answer could not end, for the model has no EOS id; give eos_token_ids"
+                f"grammar={grammar}: the answer could not end, because the model has no EOS id; give eos_token_ids"
             )
         with self._lock:
             if self._tokenizer is None:

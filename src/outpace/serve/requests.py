@@ -301,7 +301,7 @@ class ResponseFormat(Strict):
     @model_validator(mode="after")
     def _schema_with_its_type(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema belongs to type='json_schema', and only there")
+            raise ValueError("json_schema: required with type='json_schema', and only allowed there")
         return self
 
 
@@ -418,7 +418,7 @@ class CompletionRequest(SharedFields):
     @model_validator(mode="after")
     def _best_is_all(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of: is not supported unless it is n")
+            raise ValueError("best_of: must equal n")
         return self
 
     @property

@@ -81,7 +81,7 @@ def _check_address(settings: ServeSettings) -> None:
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 raise InvalidRequest(
-                    f"port={settings.port}: {os.strerror(error.errno)}; choose another, or end the program that has it"
+                    f"port={settings.port}: {os.strerror(error.errno)}; choose another, or stop the program using it"
                 ) from error
             faults.append(error)  # one of a name's families may be turned off
     if len(faults) == len(found):

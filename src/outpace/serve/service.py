@@ -46,7 +46,7 @@ def _check_files(name: str, spec: MethodSpec) -> None:
         value = getattr(spec.options, option, None)
         if option in spec.options.model_fields_set and value is not None and value not in WORDS.get(option, ()):
             raise InvalidRequest(
-                f"method={name!r}: {option} names a file of the server; it can only be given when it is started"
+                f"method={name!r}: {option} names a file on the server; it can only be set when the server is started"
             )
 
 

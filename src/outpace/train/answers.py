@@ -233,7 +233,7 @@ class EndpointAnswerer:
             if ids is None:
                 if any((choice.get("message") or {}).get(name) for name in THOUGHTS):
                     raise ModelError(
-                        f"endpoint={self._url!r}: returns what the model thinks apart from its answer, and no ids; "
+                        f"endpoint={self._url!r}: returns the reasoning separately from the answer, and no ids; "
                         "start the server without a reasoning parser"
                     )
                 with self._lock:

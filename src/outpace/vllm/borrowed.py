@@ -113,4 +113,4 @@ def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, dev
 
 
 def _no_language_model() -> DraftModel:
-    raise ModelError("draft models are vLLM's own business: speculative_config={'method': 'draft_model', ...}")
+    raise ModelError("vLLM runs draft models itself: give speculative_config={'method': 'draft_model', ...}")

@@ -50,5 +50,5 @@ def check_use(drafter: Drafter, target: Any, speculation: Any) -> None:
         raise InvalidRequest(f"num_speculative_tokens={asked}: {drafter.name} drafts at most {most}; ask for no more")
     if speculation.num_speculative_tokens_per_batch_size is not None:
         raise InvalidRequest(
-            "num_speculative_tokens_per_batch_size: Domino drafts as many for every batch; leave it out"
+            "num_speculative_tokens_per_batch_size: Domino drafts the same number for every batch; leave it out"
         )

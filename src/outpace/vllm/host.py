@@ -32,7 +32,7 @@ def check_graphs(config: Any) -> None:
     mode = getattr(config.compilation_config, "cudagraph_mode", None)
     if mode is not None and torch.cuda.is_available() and mode.has_full_cudagraphs():
         raise InvalidRequest(
-            f"cudagraph_mode={mode.name}: our proposers look at passes, and whole graphs hide them; run with "
+            f"cudagraph_mode={mode.name}: our proposers observe passes, which full graphs hide; run with "
             '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
         )
 

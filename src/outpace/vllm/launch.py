@@ -100,7 +100,7 @@ def command(server: VllmServer) -> ServeCommand:
     # vLLM completes abbreviated names, and silently takes the last of an option that is given twice.
     twice = [one for one in made if one.startswith("--") and any(_name(one).startswith(name) for name in given)]
     if twice:
-        raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too; leave one out")
+        raise InvalidRequest(f"{twice[0]}: is among vLLM's arguments too; leave one out")
     variables = _metadata_variables() | ({} if server.api_key is None else {KEY_VARIABLE: server.api_key})
     return ServeCommand((_program(), *made, *server.arguments), variables)
 

@@ -93,7 +93,7 @@ def test_a_prompt_that_cannot_be_served_is_refused(model: outpace.Model) -> None
         model.generate([[0.5, 1.5]])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="n=2: a stream carries one sample"):
         model.stream("x", n=2)
-    with pytest.raises(InvalidRequest, match=r"prompt=\['a', 'b'\]: one prompt is taken here"):
+    with pytest.raises(InvalidRequest, match=r"prompt=\['a', 'b'\]: this call takes one prompt"):
         model.stream(["a", "b"])  # type: ignore[arg-type]
     assert model.engine.is_idle
 

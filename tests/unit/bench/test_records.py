@@ -104,5 +104,5 @@ def test_records_of_other_settings_are_refused_by_name(
 def test_records_without_settings_are_refused(model: Model, tmp_path: Path) -> None:
     """Guards against records of unknown settings, to which others are added."""
     (tmp_path / RECORDS).write_text("{}\n")
-    with pytest.raises(InvalidRequest, match="do not say their settings"):
+    with pytest.raises(InvalidRequest, match="do not state their settings"):
         RunFolder(tmp_path, BenchRun(model, PLAN).settings)

@@ -49,9 +49,9 @@ def test_other_settings_need_another_folder(change: Mapping[str, Any], tmp_path:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     """Guards against answers strewn among a user's files."""
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InvalidRequest, match="no folder of answers"):
+    with pytest.raises(InvalidRequest, match="not a folder of answers"):
         AnswerStore(tmp_path, ABOUT)
-    with pytest.raises(InvalidRequest, match="no folder of answers"):
+    with pytest.raises(InvalidRequest, match="not a folder of answers"):
         AnswerStore(tmp_path / "thesis.txt", ABOUT)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(ModelError, match=r"about\.json"):

@@ -105,6 +105,6 @@ def test_work_in_the_middle_of_work_is_refused() -> None:
     def nested() -> None:
         turns.take(lambda: None)
 
-    with pytest.raises(RuntimeError, match=r"signal handler call only stop\(\)"):
+    with pytest.raises(RuntimeError, match=r"signal handler, call only a stream's stop\(\)"):
         turns.take(nested)
     assert turns.take(lambda: None)

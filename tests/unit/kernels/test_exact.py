@@ -91,7 +91,7 @@ CHANGES: list[tuple[str, str, Change, str]] = [
     ("domino", "head", head_class, "OtherHead is none of the classes that the kernel computes: DominoHead"),
     ("domino", "head", head_method, "DominoHead.step was replaced"),
     ("domino", "head", head_instance, "DominoHead.correction was replaced on an instance"),
-    ("domino", "head", edited_head, "the kernel computes something else than DominoHead.step"),
+    ("domino", "head", edited_head, "the kernel computes other results than DominoHead.step"),
     ("dflash", "block", block_class, "OtherDFlash is none of the classes that the kernel computes"),
     ("dflash", "block", layer_hook, "a hook is registered on GatedMLP"),
     ("domino", "block", layer_class, "Negated is none of the classes that the kernel computes"),

@@ -228,7 +228,7 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
                 model.proposer(method)
             assert str(refused.value) == (
                 f"drafter={str(drafter)!r} is {named}, and method {method!r} needs {needs}: name another drafter, or "
-                f"draft with this one by method {remedy.get(kind, kind)!r}"
+                f"use this one with method {remedy.get(kind, kind)!r}"
             )
     with pytest.raises(InvalidRequest, match="needs a trained drafter of kind domino: name its checkpoint"):
         load(target, "domino")
@@ -244,7 +244,7 @@ def test_the_union_drafts_with_what_was_given(target: Path, drafters: dict[str, 
         assert model.proposer("outpace:budget=9") is model.proposer(model.method), "one, under both names"
     assert load(target, "outpace", target).method_name == "outpace:draft=linear"
     assert load(target, "outpace").method_name == "outpace:draft=none"
-    with pytest.raises(InvalidRequest, match=r"is a drafter of kind medusa, .* draft with this one by method 'medusa'"):
+    with pytest.raises(InvalidRequest, match=r"is a drafter of kind medusa, .* use this one with method 'medusa'"):
         load(target, "outpace", drafters["medusa"])
     with pytest.raises(InvalidRequest, match="depth=2: does nothing with draft=none; choose a draft"):
         load(target, "outpace:depth=2")

@@ -49,7 +49,10 @@ def test_every_other_key_of_vllm_is_refused_with_its_reason(key: str) -> None:
         ([DRAFT], "must be a JSON object"),
         (DRAFT | {"num_spec_tokens": 3}, "num_spec_tokens=3: not a key that is known here; known are method, num_spec"),
         ({"model": "x", "num_speculative_tokens": 3}, "method is missing"),
-        (DRAFT | {"method": "mtp"}, "method='mtp': none here is the same; choose one of eagle3, dflash, draft_model"),
+        (
+            DRAFT | {"method": "mtp"},
+            "method='mtp': no method here is equivalent; choose one of eagle3, dflash, draft_model",
+        ),
         (DRAFT | {"method": "eagle"}, "method='eagle'"),
         (DRAFT | {"method": ["eagle3"]}, r"method=\['eagle3'\]"),
         ({"method": "eagle3", "model": "x"}, "num_speculative_tokens is missing"),

@@ -98,7 +98,7 @@ def test_texts_that_lead_out_of_the_file_are_refused(tmp_path: Path) -> None:
     place = content.index(b"last") - 8
     for length in (2**20, 2**63 + 5):
         path.write_bytes(content[:place] + length.to_bytes(8, "little") + content[place + 8 :])
-        with pytest.raises(ModelError, match="the texts of words lead out of the file"):
+        with pytest.raises(ModelError, match="the texts of words extend beyond the file"):
             read_gguf(path)
 
 

@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"do_sample": True, "logits_processor": [TopPLogitsWarper(0.5, filter_value=-1.0)]}, "filter_value cannot be"),
     ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True"),
     ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states=True"),
-    ({"past_key_values": DynamicCache()}, "(cache|past_key_values): a cache of yours"),
+    ({"past_key_values": DynamicCache()}, "(cache|past_key_values): your own cache"),
     ({"position_ids": torch.arange(17).repeat(3, 1) + 1}, "position_ids"),
     ({"output_router_logits": True}, "."),
     ({"synced_gpus": True}, "synced_gpus=True"),

@@ -143,22 +143,22 @@ def test_methods_in_vllms_words(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["--quantize", "int8"], "quantize='int8': not where vLLM serves"),
-        (["--exact"], "exact=True: not where vLLM serves"),
-        (["--device", "cpu"], "device='cpu': not where"),
-        (["--max-queue", "3"], "max_queue=3: not where"),
-        (["--log-prompts"], "log_prompts=True: not where"),
+        (["--quantize", "int8"], "quantize='int8': cannot be used when vLLM serves"),
+        (["--exact"], "exact=True: cannot be used when vLLM serves"),
+        (["--device", "cpu"], "device='cpu': cannot be used when"),
+        (["--max-queue", "3"], "max_queue=3: cannot be used when"),
+        (["--log-prompts"], "log_prompts=True: cannot be used when"),
         (["--api-key", "a", "--api-key", "b"], "api_key: 2 keys"),
         (["--node-rank", "1"], "node_rank=1: there is one node"),
         (["--nnodes", "2", "--node-rank", "1"], "nnodes=2: give --node-rank, and as --master-addr"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "x"], "node_rank=2: of 2 nodes"),
-        (["--method", "plain", "--", "--host", "0.0.0.0"], "--host: stands among vLLM's arguments too"),
-        (["--method", "plain", "--", "--served_model_name=x"], "--served-model-name: stands among"),
-        (["--method", "plain", "--", "--served-model", "x"], "--served-model-name: stands among"),
-        (["--method", "lookup", "--", "-sc", "{}"], "--speculative-config: stands among"),
-        (["--method", "lookup", "--", "-sc.num_speculative_tokens=3"], "--speculative-config: stands among"),
-        (["--tensor-parallel-size", "2", "--method", "plain", "--", "-tp=1"], "--tensor-parallel-size: stands among"),
-        (["--nnodes", "2", "--node-rank", "1", "--master-addr", "x", "--", "-r0"], "--node-rank: stands among"),
+        (["--method", "plain", "--", "--host", "0.0.0.0"], "--host: is among vLLM's arguments too"),
+        (["--method", "plain", "--", "--served_model_name=x"], "--served-model-name: is among"),
+        (["--method", "plain", "--", "--served-model", "x"], "--served-model-name: is among"),
+        (["--method", "lookup", "--", "-sc", "{}"], "--speculative-config: is among"),
+        (["--method", "lookup", "--", "-sc.num_speculative_tokens=3"], "--speculative-config: is among"),
+        (["--tensor-parallel-size", "2", "--method", "plain", "--", "-tp=1"], "--tensor-parallel-size: is among"),
+        (["--nnodes", "2", "--node-rank", "1", "--master-addr", "x", "--", "-r0"], "--node-rank: is among"),
         (["--method", "lookahead"], "lookahead"),
         (["--method", "magicdec:keep=256"], "cannot draft inside vLLM: it drafts with the target itself"),
         (["--drafter", DOMINO, "--tensor-parallel-size", "3"], "tensor_parallel_size=3: the drafter's intermediate_si"),
@@ -189,7 +189,7 @@ def test_options_of_vllm_are_refused_by_our_server() -> None:
     for asked in (["--tensor-parallel-size", "2"], ["--nnodes", "2"], ["--", "--enforce-eager"]):
         error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", *asked]).exception
         assert isinstance(error, InvalidRequest)
-        assert "not where outpace serves" in str(error)
+        assert "cannot be used when outpace serves" in str(error)
     error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", "--engine", "sglang"]).exception
     assert "engine='sglang': choose outpace or vllm" in str(error)
 

@@ -35,7 +35,7 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "llama3":
         raise ModelError(
-            f"{name}: rope_scaling of kind {kind!r}: DART's authors turn by base 10000 there; not supported"
+            f"{name}: rope_scaling of kind {kind!r}: DART's authors rotate with base 10000 there; not supported"
         )
     values |= {key: fields.count(key) for key in ("draft_length", "draft_vocab_size")}
     config = build(DartConfig, values | {"target_hidden_size": width}, fields.where)

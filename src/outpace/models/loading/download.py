@@ -87,5 +87,5 @@ def _check(url: str, part: Path, size: int, sha256: str | None) -> None:
         part.unlink()
         raise ModelError(
             f"{url}: the file has {held} bytes and sha256 {found}, expected {size} bytes and {sha256}; not kept. Run "
-            "the same command again; if it fails again, the file there is another one"
+            "the same command again; if it fails again, the file there is a different one"
         )

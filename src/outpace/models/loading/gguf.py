@@ -142,7 +142,7 @@ class _Cursor:
         """Read the number of items that take at least `least` bytes each."""
         count = int(self.number(form, what))
         if count * least > self.size - self.place:
-            raise ValueError(f"{count} {what} are announced, and {self.size - self.place} bytes are left")
+            raise ValueError(f"{count} {what} are declared, and {self.size - self.place} bytes are left")
         return count
 
     def text(self, what: str) -> str:
@@ -178,7 +178,7 @@ class _Cursor:
             begin = place + 8
             place = begin + unpack(content, place)[0] if begin <= size else begin
             if place > size:
-                raise ValueError(f"the texts of {key} lead out of the file")
+                raise ValueError(f"the texts of {key} extend beyond the file")
             texts.append(content[begin:place].decode("utf-8"))
         self.place = place
         return texts
@@ -199,7 +199,7 @@ def _read(cursor: _Cursor, path: Path, status: os.stat_result) -> GgufFile:
     for _ in range(cursor.count("<Q", "values", _LEAST_VALUE)):
         key = cursor.text("a key")
         if key in values:
-            raise ValueError(f"{key} is there twice")
+            raise ValueError(f"{key} appears twice")
         values[key] = cursor.value(int(cursor.number("<I", key)), key)
     if isinstance(parts := values.get("split.count"), int) and parts > 1:
         raise ModelError(f"one of {parts} parts of a GGUF file; join them with llama-gguf-split --merge")
@@ -217,7 +217,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, G
     for _ in range(count):
         name = cursor.text("a tensor's name")
         if name in places:
-            raise ValueError(f"tensor {name} is there twice")
+            raise ValueError(f"tensor {name} appears twice")
         sizes = cursor.count("<I", f"sizes of {name}", 8)
         if not 1 <= sizes <= _MOST_DIMENSIONS:
             raise ValueError(f"tensor {name} has {sizes} sizes; 1 to {_MOST_DIMENSIONS} are known")

@@ -113,9 +113,9 @@ def test_a_kind_without_layouts_is_only_read(
     kind, net = replace(KINDS["dart"], layouts={}, objective=None), load_net(str(folder / "dart-own"))
     for module in ("convert", "kinds"):
         monkeypatch.setattr(f"outpace.drafters.{module}.kind_of", lambda net: kind)
-    with pytest.raises(ModelError, match="kind dart: such drafters are only read"):
+    with pytest.raises(ModelError, match="kind dart: such drafters can only be read"):
         convert(str(folder / "dart-own"), tmp_path / "out", layout)
-    with pytest.raises(ModelError, match="kind dart: such drafters are only read"):
+    with pytest.raises(ModelError, match="kind dart: such drafters can only be read"):
         write_net(net, tmp_path / "out")
     with pytest.raises(MethodError, match="'dart': it is trained, and has no layouts"):
         replace(KINDS["dart"], layouts={})

@@ -142,7 +142,7 @@ def test_what_cannot_be_is_refused() -> None:
     odd = tiny_target(tiny_config("llama", hidden_size=48, intermediate_size=80))
     with pytest.raises(InvalidRequest, match="nothing to gain"):
         proposer_for(odd, "self:bits=4")
-    with pytest.raises(InvalidRequest, match="bits=4: compiled kernels multiply"):
+    with pytest.raises(InvalidRequest, match="bits=4: 4-bit weights need compiled kernels"):
         proposer_for(target_of(pack=False), "self:bits=4")
     for text, complaint in (
         ("self:bits=8", "bits=8: input should be 4"),
