@@ -225,10 +225,10 @@ class Model:
             self._default = self.proposer(self.method)  # which is always kept
 
     def proposer(self, method: MethodLike) -> Proposer:
-        """The proposer of a method such as "recycle:budget=8", with its learned state; a proposer of yours as it is.
+        """The proposer of a method such as "recycle:budget=8", with its learned state; your own proposer is returned.
 
-        It is the same object as long as it is referenced, as by open requests. The default's is always kept, and the
-        last 16 others until `reset`.
+        The same object is returned while anything, such as an open request, refers to it. The default method's proposer
+        is always kept, and the last 16 others until `reset`.
 
         Raises:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
@@ -364,7 +364,7 @@ class Model:
         return encoded(prompt, self.codec)
 
     def resolved(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with words as ids where ids decide."""
+        """The parameters with bad words as ids, and with special tokens of `stop` among the EOS ids."""
         return self.codec.resolved(params, self.target.eos_token_ids, self.target.vocab_size)
 
     def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:

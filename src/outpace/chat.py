@@ -40,13 +40,13 @@ class Chat:
         self.messages = list(self._opening)
 
     def send(self, text: str) -> TokenStream:
-        """Send a message of the user and stream the answer.
+        """Send a user message and stream the answer.
 
-        The turn is added to `messages` when its answer ends. An answer that is stopped, closed or dropped early stays
-        as it is then; an answer that is still running is closed by the next call.
+        The turn is added to `messages` when its answer ends. An answer that is stopped, closed or dropped early is kept
+        as far as it was generated; the next call closes an answer that is still running.
 
         Raises:
-            InvalidRequest: the conversation exceeds the context; it is as it was before the call.
+            InvalidRequest: the message does not fit the context; the conversation is unchanged.
         """
         self.close()
         asked: ChatMessage = {"role": "user", "content": text}
@@ -69,12 +69,12 @@ class Chat:
         return stream
 
     def reset(self) -> None:
-        """Forget the conversation but for the system message."""
+        """Forget the conversation except the system message."""
         self.close()
         self.messages = list(self._opening)
 
     def close(self) -> None:
-        """End an answer that still runs, whose stream may be gone. `send` may be called again."""
+        """End an answer that is still running, even if its stream was dropped. `send` may be called again."""
         if self._open is not None:
             session, _ = self._open
             self._engine.cancel(session)

@@ -129,7 +129,7 @@ class Gates(NamedTuple):
 
 
 class GrowingShape(Protocol):
-    """Selects candidates level by level. It keeps nothing but the history in its per-request states.
+    """Selects candidates level by level. It keeps no state except the history in its per-request states.
 
     `begin` starts a round with the budgets of all its requests. `grow` and `kept` get the same states in the same
     order. `weight` is the factor, above 0, of scores at a depth (from 1) in cumulative ones. `grow` returns two masks

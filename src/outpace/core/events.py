@@ -88,7 +88,7 @@ class StepEvent:
 
 @dataclass
 class RequestMetrics:
-    """Counters of one request. Times are wall milliseconds of the steps it took part in; shared steps count whole.
+    """Counters of one request. Times are wall-clock milliseconds of its steps; shared steps count in full.
 
     They are the host's: what a GPU still computes counts where the host next waits for it. A round consists of its
     phases draft, forward, verify, commit and observe; `decode_ms` also has the time between rounds, such as other
@@ -98,7 +98,7 @@ class RequestMetrics:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
         reused_tokens: prompt tokens that were cached, from the turn before or from another request.
         steps: target passes after prefill.
-        plain_steps: steps without drafts, because there were none or none paid for its time.
+        plain_steps: steps without drafts: there were no candidates, or their expected gain was below their cost.
         drafted: drafted nodes verified, without pending tokens.
         draft_passes: forward passes of a draft model, without prompts.
         accepted: drafted tokens that were emitted.

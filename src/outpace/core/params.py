@@ -21,8 +21,8 @@ _SHOWN = 60  # characters of a text in an error
 class Grammar:
     """What an answer must match as a whole. Made by one of the methods below; equal texts make equal grammars.
 
-    It is compiled for a model's tokenizer when a request is added (llguidance, https://github.com/guidance-ai/llguidance),
-    and refused there if it cannot be or if nothing satisfies it.
+    It is compiled for a model's tokenizer when a request is added (llguidance, https://github.com/guidance-ai/llguidance);
+    one that cannot be compiled or satisfied is refused then.
 
     Attributes:
         kind: "json", "regex" or "lark".
@@ -95,8 +95,8 @@ def _shown(text: str) -> str:
 
 
 class Constraint(Protocol):
-    """The grammar of one request, at any node of any path. It matches the ids of each call, so that it is right after
-    any exception. It fails for its request alone: then it allows nothing more."""
+    """The grammar of one request, at any node of any path. Each call matches its own ids, so that an exception cannot
+    leave it in a wrong state. If it fails, it allows nothing more; other requests continue."""
 
     error: str | None
 

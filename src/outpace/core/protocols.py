@@ -223,7 +223,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One verified tree, from which proposers learn; also from its rejected nodes.
+    """One verified tree. Proposers learn from it, rejected nodes included.
 
     Attributes:
         tree, verdict, outputs: the tree that was verified, its verdict, and the target's outputs at its nodes.
@@ -242,13 +242,13 @@ class RequestStates(Protocol):
     `open` makes the state for a request in a slot of the target. A drafter with keys and values of its own has them in
     its slot of the same number, which it empties first. `reset` forgets what was learned across requests.
 
-    `rewind` discards all but the first `length` ids: an exception has cut a step short, or another text goes on from
-    there. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself; afterwards
+    `rewind` discards all but the first `length` ids: an exception has cut a step short, or another text continues from
+    there. An exception may come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself; afterwards
     the state must be valid, though it may know less. What was learned across requests may stay.
 
     `fork` is `open` for a request whose first `length` ids are not passed to `prefill`: their keys and values were
     copied from the request of `state`, which may have ended or continued; it is only read, unless it has the same slot.
-    None stands for a request of another proposer. `can_fork` returns whether that works from an own state, or None.
+    None stands for a request of another proposer. `can_fork` returns whether that works from its own state, or None.
 
     A request that was opened `alone` is neither forked nor forked from, and its trees depend on nothing but its own ids
     and parameters, since under rejection they affect the answer.
@@ -277,7 +277,7 @@ class RequestStates(Protocol):
 class Proposer(RequestStates, Protocol):
     """Proposes a tree for each request of a batch.
 
-    `close` marks the end of a request. Nothing must be returned there, and requests that were dropped end without it.
+    `close` marks the end of a request. It need not release anything: a dropped request ends without this call.
 
     Attributes:
         budget: drafted nodes per tree unless a request has its own budget.

@@ -9,7 +9,7 @@ class Turns:
 
     A lock is replaced by a new one before it is released. Threads that waited for it therefore see that the turn is
     over and check its results, without competing with the thread that worked and may continue at once. That thread
-    would always come first: who has to work itself asks for the next turn.
+    would always come first, so a thread with work of its own asks for the next turn.
     """
 
     def __init__(self) -> None:

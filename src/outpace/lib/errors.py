@@ -10,7 +10,7 @@ class InvalidRequest(OutpaceError, ValueError):
 
 
 class NoDrafter(InvalidRequest):
-    """A method needs a drafter of a kind that neither was named nor ships for the target."""
+    """A method needs a drafter of a kind that was neither named nor ships for the target."""
 
 
 class ModelError(OutpaceError):

@@ -1,7 +1,7 @@
-"""Methods, and all that one more of them is written with: see `examples/my_method.py` and `examples/my_shape.py`.
+"""Methods, and everything needed to write a new one: see `examples/my_method.py` and `examples/my_shape.py`.
 
 A method gives an `Options` and a build function; what it builds is a `BaseProposer`, or a `BaseSource` under the shape
-that its options name (`shaped`). A shape decides level by level which candidates deserve a slot.
+that its options name (`shaped`). A shape decides level by level which candidates become nodes.
 """
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier, GrowingShape, Level, LevelSource

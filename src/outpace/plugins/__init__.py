@@ -1,1 +1,1 @@
-"""Doors into Outpace from other libraries."""
+"""Ways to use Outpace from other libraries."""

@@ -34,8 +34,8 @@ def _waits(connection: Any) -> bool:
 
 
 class LogStream:
-    """Where the log is written. Lines are lost where its pipe was closed or its disk is full: who logs, such as the
-    engine's thread and the drain, goes on."""
+    """Where the log is written. Lines are lost where its pipe was closed or its disk is full: its callers, such as
+    the engine's thread and the drain, continue."""
 
     def __init__(self) -> None:
         self._file = sys.stderr

@@ -1,4 +1,4 @@
-"""What stands around the endpoints: request ids, keys, limits of bodies, clients that do not read, a log."""
+"""Middleware around the endpoints: request ids, keys, limits of bodies, clients that do not read, a log."""
 
 import asyncio
 import hmac
@@ -76,7 +76,7 @@ class Shield:
             )
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Why a request is turned away at the door."""
+        """Why a request is refused before its body is read; None if it is not."""
         if (foreign := self._foreign(headers)) is not None:
             return foreign
         if scope["path"].startswith("/v1/") and not self._bears_key(headers.get("authorization", "")):
