@@ -232,7 +232,7 @@ def arrival_times(count: int, rate: float | None, seed: int) -> list[float]:
 def under_load(
     endpoint: Endpoint, asked: Sequence[Asked], concurrency: int, arrivals: Sequence[float] | None = None
 ) -> list[TurnRun]:
-    """Ask a server, at most so many requests at a time: as one ends, the next that has arrived is sent.
+    """Ask a server, at most this many requests at a time: as one ends, the next that has arrived is sent.
 
     Args:
         arrivals: seconds from the start; times of a request count from its own, or from its sending where that is 0.

@@ -21,7 +21,7 @@ import numpy as np
 LEAST_GAIN = 0.3
 """Acceptance probability that pays for a row of a pass where no clock has measured it."""
 SLOWEST = 3.0
-"""A time that was interrupted, or had a pause in it, counts as no more than so many averages."""
+"""A time that was interrupted, or had a pause in it, counts as no more than this many averages."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Averages:
         return self.known[min(self.known, key=lambda seen: abs(seen - key))] if self.known else 0.0
 
     def least(self, count: int) -> float:
-        """What so many requests take at least, by the nearest number that was seen: a share of it if they are fewer."""
+        """What this many requests take at least, by the nearest number seen: a share of it if they are fewer."""
         seen = min(self.known, key=lambda other: abs(other - count), default=1)
         return self.nearest(seen) * min(count / seen, 1.0)
 
@@ -239,7 +239,7 @@ class PassCosts:
             self._times.clear()
 
     def _bend(self, rows: int, ratio: float) -> None:
-        """Correct the measured time of so many rows relative to others: a machine that was busy while passes were
+        """Correct the measured time of this many rows relative to others: a machine that was busy while passes were
         measured makes rows look cheaper or dearer than they are. Rounds that were interrupted do not count."""
         if not 1 / _CREDIBLE < ratio < _CREDIBLE:
             return
@@ -250,7 +250,7 @@ class PassCosts:
 
     def times(self, requests: int, context: int, nodes: int, others: int = 0) -> PassTimes:
         """Times of passes of some requests with 0 to `nodes` drafted nodes in all, after contexts of such a length, and
-        with so many other rows."""
+        with this many other rows."""
         key = requests, context.bit_length(), nodes, others  # until the next refresh, contexts hardly grow
         if key not in self._times:
             if len(self._times) == _MOST_KEPT:

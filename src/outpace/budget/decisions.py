@@ -122,11 +122,11 @@ class RoundRates:
         self._is_first = True
 
     def drafts(self, count: int) -> bool:
-        """Whether to draft in the next round of so many requests."""
+        """Whether to draft in the next round of this many requests."""
         return self.pays(count) != self._exploration.is_due(_size(count))
 
     def pays(self, count: int) -> bool:
-        """Whether drafting yielded more in rounds of so many requests, or nothing is known."""
+        """Whether drafting yielded more in rounds of this many requests, or nothing is known."""
         if not self._plain_ms.known:
             return True
         alike = [(other, *seen) for other, seen in self._drafted.items() if _size(other) == _size(count)]
@@ -155,7 +155,7 @@ class RoundRates:
             self._drafted[count] = rounds * self._KEPT + 1, had * self._KEPT + tokens, took * self._KEPT + ms
 
     def _expected_ms(self, count: int) -> float:
-        """Of a round of so many requests without drafts, interpolated between the numbers that were seen."""
+        """Of a round of this many requests without drafts, interpolated between the numbers that were seen."""
         seen = sorted(self._plain_ms.known)
         return float(np.interp(count, seen, [self._plain_ms.known[one] for one in seen]))
 

@@ -72,7 +72,7 @@ class FusionConfig(LayerConfig):
         return self.tap_count * self.target_hidden_size
 
     def taps_of(self, target_layers: int) -> tuple[int, ...]:
-        """Indices into `hidden_states` of a target with so many layers. The last index is left out: transformers puts
+        """Indices into `hidden_states` of a target with this many layers. The last index is left out: transformers puts
         the output of the final norm there, not that of the last layer."""
         taps = self.taps or usual_taps(target_layers)
         if not all(0 <= tap < target_layers for tap in taps):

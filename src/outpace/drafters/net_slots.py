@@ -57,7 +57,7 @@ class NetSlots:
     Attributes:
         tiled: one call per layer attends for all requests, as on everything but a CPU.
         captures: passes of few rows run over static buffers, on CUDA as graphs (`NetPass`); where they are tiled.
-        window: of the committed rows, passes see the first few and so many of the last (`SlotKV.windowed`); None for
+        window: of the committed rows, passes see the first few and this many of the last (`SlotKV.windowed`); None for
             all. Not where they are tiled.
     """
 

@@ -59,7 +59,7 @@ def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
 
 
 def pool_of(head: LmHead | SubsetHead, rows: int) -> Pool | None:
-    """The ids that columns of `head.own_scores` stand for, in so many rows; None for all of the target's."""
+    """The ids that columns of `head.own_scores` stand for, in this many rows; None for all of the target's."""
     return None if head.ids is None else Pool(head.ids.expand(rows, -1), head.vocab_size)
 
 

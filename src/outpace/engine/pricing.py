@@ -89,7 +89,7 @@ class Pricing:
         return max(int((self._slowdown - 1) * self._usual.least(count) / row_ms), 1)
 
     def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: "Phases") -> None:
-        """Learn how long a pass took that wrote `rows` of prompts and computed so many others, of `sessions`."""
+        """Learn how long a pass took that wrote `rows` of prompts and computed this many others, of `sessions`."""
         ms = clock.ms()
         if sessions and self._costs.is_known:
             without = self._costs.times(len(sessions), _context(sessions), 0, others - len(sessions))

@@ -13,7 +13,7 @@ from outpace.lib.places import places_of
 from outpace.sampling.draw import BatchDraw, FastDraw
 
 FAST_DRAW = FastDraw(draws_natively, draw_natively)
-_OLDEST = 4  # one row in so many is for the prompt that has waited longest
+_OLDEST = 4  # one row in this many is for the prompt that has waited longest
 
 
 def shares(missing: Sequence[int], rows: int) -> list[int]:

@@ -90,7 +90,7 @@ class BlockLinear(KernelLinear):
         weights: the matrices; their formats may differ.
         bias: [out of all] or None.
         dtype: of the results.
-        allocate: gives memory for so many bytes of panels; None for a tensor each.
+        allocate: gives memory for this many bytes of panels; None for a tensor each.
         place: of the matrices' data. They are read from an open file in a fifth of the time of a mapping's page faults.
 
     Raises:
@@ -155,7 +155,7 @@ class Slabs:
         self._slab, self._used = torch.empty(0, dtype=torch.uint8), 0
 
     def __call__(self, count: int) -> Tensor:
-        """A tensor of so many bytes, which begins at a multiple of 64."""
+        """A tensor of this many bytes, which begins at a multiple of 64."""
         if self._used + count > len(self._slab):
             self._slab, self._used = _allocate(max(self._SIZE, count + _LINE)), 0
             call("prefer_large_pages", ctypes.c_void_p(self._slab.data_ptr()), ctypes.c_int64(len(self._slab)))

@@ -15,7 +15,7 @@ READ = FORMATS | {_F.F32, _F.BF16}
 
 
 def chosen_format(inputs: int, is_sensitive: bool) -> BlockFormat | None:
-    """The format for a matrix of so many inputs; None where no block fits them.
+    """The format for a matrix of this many inputs; None where no block fits them.
 
     Args:
         inputs: columns.

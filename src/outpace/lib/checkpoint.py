@@ -145,7 +145,7 @@ _BUILDERS = {"collections OrderedDict", "torch Size"} | {
     f"torch._utils _rebuild_{what}" for what in ("tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
 }
 # Tensors may share memory, as an embedding and the head that is tied to it do; all of them together are no more than
-# so many times the file.
+# this many times the file.
 _MOST_SHARED = 2
 _OLD_PICKLES = 5  # magic, version, machine, tensors, names of their numbers
 

@@ -104,7 +104,7 @@ class TransformersTarget(PackedModel):
 
     @torch.inference_mode()
     def estimated_times(self, rows: Sequence[int]) -> list[float] | None:
-        """About how many milliseconds passes of so many rows take after a short context, relative to each other; None
+        """About how many milliseconds passes of this many rows take after a short context, relative to each other; None
         where passes themselves are to be timed. Of a large model a few layers are timed, a tenth of a pass.
         """
         if self.native is None or has_experts(self.decoder) or not isinstance(self.head.layer, KernelLinear):

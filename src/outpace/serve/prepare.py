@@ -39,7 +39,7 @@ async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Bod
 
 
 def parsed(kind: type[Body], data: bytes, most: int) -> Body:
-    """A request's body, of at most so many list entries and fields."""
+    """A request's body, of at most this many list entries and fields."""
     if len(data) > most and (count := _entries(data)) > most:
         text = f"the body has {count:,} list entries and fields, and this server reads {most:,}: send fewer at a time"
         raise ApiError(400, text, code="body_too_large")

@@ -193,7 +193,7 @@ class Service:
 
     def check_capacity(self, samples: int, others: int = 0, param: str | None = None) -> None:
         """Refuse samples for which the queue has no place, given others that are about to be admitted. `param`: the
-        field that asks for so many."""
+        field that asks for this many."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:
             raise ApiError(400, f"{param}: {samples} answers in one request, and the server takes {limit}", param)

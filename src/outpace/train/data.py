@@ -200,7 +200,7 @@ class BatchSampler:
         return self.batch_size // (self.micro_batch_size * self.processes)
 
     def steps(self, epochs: float) -> int:
-        """Steps of so many epochs; the last step is complete."""
+        """Steps of this many epochs; the last step is complete."""
         return max(1, -(-round(epochs * len(self.indices)) // self.batch_size))
 
     def micro_batches(self, samples: SampleSet, first_step: int, steps: int) -> Iterator[list[tuple[int, int]]]:

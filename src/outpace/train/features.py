@@ -61,7 +61,7 @@ class FeatureStore:
         return cls(folder, {name: value for name, value in about.items() if name != "format"})
 
     def bytes_of(self, tokens: int) -> int:
-        """Bytes of so many rows, with their scales."""
+        """Bytes of this many rows, with their scales."""
         size = DTYPES[self._dtype].itemsize
         return tokens * (self._width * size + (4 * self._taps if size == 1 else 0))
 
@@ -72,7 +72,7 @@ class FeatureStore:
         return name in self._places
 
     def check_room(self, tokens: int) -> None:
-        """Refuse a disk that is too small for so many more rows (InvalidRequest)."""
+        """Refuse a disk that is too small for this many more rows (InvalidRequest)."""
         check_disk(self.folder, self.bytes_of(tokens), f"{CONTENTS} of {tokens} tokens")
 
     def write(self, pairs: Iterable[tuple[str, Tensor]]) -> None:

@@ -133,7 +133,7 @@ def most_memory() -> float:
 
 
 def answer_seconds(run: Run, items: Sequence[WorkItem], turns: int, tokens: float) -> float:
-    """Seconds that the target takes to answer so many turns with so many tokens in all, in full batches."""
+    """Seconds that the target takes to answer this many turns with this many tokens in all, in full batches."""
     how = run.settings.regenerate
     options: dict[str, Any] = {"dtype": run.dtype, "device": run.device, "max_num_seqs": how.batch_size}
     model = load(run.target, "plain", enable_prefix_caching=False, **options)

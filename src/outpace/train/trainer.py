@@ -94,7 +94,7 @@ def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
 
 
 def schedule_of(optimizer: Optimizer, settings: TrainingSettings, steps: int) -> LRScheduler:
-    """How the learning rate changes over so many steps."""
+    """How the learning rate changes over this many steps."""
     warmup = math.ceil(settings.warmup_ratio * steps)
     made: LRScheduler
     if settings.schedule == "cosine":

@@ -130,7 +130,7 @@ def _is_chain(spec: MethodSpec) -> bool:
 
 
 def _check_shares(drafter: str, workers: int) -> None:
-    """Refuse a drafter whose layers cannot be cut into so many parts: vLLM cuts it as it cuts the target."""
+    """Refuse a drafter whose layers cannot be cut into this many parts: vLLM cuts it as it cuts the target."""
     config = _config_of(drafter)
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = config.get(name)

@@ -53,10 +53,10 @@ class ExhibitRun(_Strict):
         sets: names of prompts: a file NAME_dev.jsonl or NAME.jsonl of `--data`; NAME/CATEGORY for some of them. A run
             of losses has none.
         forgets: methods forget between prompts what they learned.
-        warm: the first so many prompts of each set are decoded unmeasured.
-        characters: prompts are cut to so many; None leaves them whole.
+        warm: number of first prompts of each set that are decoded unmeasured.
+        characters: prompts are cut to this many; None leaves them whole.
         raw: prompts are continued as they are, without the chat template.
-        first_of: the tokens are the first ones of a run of so many, which has no records of its own; greedy runs alone.
+        first_of: the tokens are the first of a run of this many, which has no records of its own; greedy runs only.
         prompts_once: each prompt is computed for one row and restored for the others: decoding alone is timed.
         batch, in_flight: prompts decoded together, and how many of them at a time; 0 for all.
         in_quick: whether `--quick` measures it, as `quick` shortens it.

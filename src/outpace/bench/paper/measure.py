@@ -95,7 +95,7 @@ class Suite:
     """Measures exhibits into a folder.
 
     Attributes:
-        load: the target, with so many slots and one drafter of the caller's, by path.
+        load: the target, with this many slots and one drafter of the caller's, by path.
         drafters: paths of drafters by the names that rows need; of all others by "".
         train_on: prompts, FILE[:LIMIT], on which missing drafters are trained; None leaves their rows out.
         names: of methods, as records have them, by job and method.

@@ -78,7 +78,7 @@ def measured(
     """One method's records on one set, and those of plain decoding.
 
     Args:
-        first: of each answer so many tokens count; None for all.
+        first: of each answer this many tokens count; None for all.
 
     Raises:
         InvalidRequest: records that do not say what the method started with.
@@ -97,9 +97,9 @@ def measured(
 
 
 def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What a record would be, had its answer ended after so many tokens: that of a greedy run that stops there, but for
-    its last rounds, whose trees would have been no deeper than what was left. Figures that are known of whole answers
-    alone are not numbers."""
+    """What a record would be, had its answer ended after this many tokens: that of a greedy run that stops there,
+    except its last rounds, whose trees would have been no deeper than what was left. Figures that are known of whole
+    answers alone are not numbers."""
     (rounds,) = record["rounds"]
     reached, steps, drafted, decode_ms = 1, 0, 0, 0.0
     while reached < count and steps < len(rounds):

@@ -119,7 +119,7 @@ def _interval(numbers: Numbers) -> Numbers:
 
 
 def _decides(units: Sequence[int]) -> bool:
-    """Whether so many prompts by set make an interval: one of a set shows no spread."""
+    """Whether this many prompts by set make an interval: one of a set shows no spread."""
     return sum(units) >= FEWEST and min(units, default=0) > 1
 
 

@@ -120,7 +120,7 @@ class LatticeSource(BlockSource):
         is_warm = any(temperature != 1 for temperature in temperatures)
         warm = torch.tensor(temperatures, device=self._device)[:, None, None]
         scaled = (base / warm if is_warm else base).flatten(0, 1)  # a division would read and write all logits
-        count = min(max(self.width, self._asked), base.shape[-1])  # static trees read so many ranks
+        count = min(max(self.width, self._asked), base.shape[-1])  # static trees read this many ranks
         if self._has_kernels:
             log_probs, columns = largest(scaled, count, normalised=True)
         else:

@@ -163,7 +163,7 @@ class UnionProposer(Nested):
         return is_used
 
     def _growing_of(self, count: int) -> TimedOption:
-        """What growing trees for so many requests gains and takes."""
+        """What growing trees for this many requests gains and takes."""
         return self._growing.setdefault(count, TimedOption(_TRIAL))
 
     def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
