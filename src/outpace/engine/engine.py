@@ -19,7 +19,7 @@ from outpace.engine.admission import Admission, Roster
 from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import Prompts, written_of
 from outpace.engine.round import run_round, write_prompts
-from outpace.engine.session import Gain, Session, Stop, StopChecker
+from outpace.engine.session import Change, Session, Stop, StopChecker
 from outpace.engine.turns import Turns
 from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost
@@ -33,16 +33,16 @@ class _Step:
     """A step in progress, or one that an exception cut short."""
 
     sessions: Sequence[Session]
-    gains: Sequence[Gain] | None = None
+    changes: Sequence[Change] | None = None
 
 
 class Steps:
     """Makes atomic steps.
 
-    A step collects the changes of its sessions in `Gain`s; only slots, proposers' states and stoppers change at once.
-    It is committed by one assignment when all gains are known; `settle` then enters them into the sessions. Before
-    that, `settle` rolls back slots, states and stoppers to match the sessions. An exception may come anywhere, also in
-    `settle`, which can be repeated.
+    A step collects what it does to each session in a `Change`; only slots, proposers' states and stoppers change at
+    once. It is committed by one assignment when all changes are known; `settle` then enters them into the sessions.
+    Before that, `settle` rolls back slots, states and stoppers to match the sessions. An exception may come anywhere,
+    also in `settle`, which can be repeated.
     """
 
     def __init__(self, target: Target, roster: Roster, prefill_chunk: int, pricing: Pricing | None = None) -> None:
@@ -55,57 +55,57 @@ class Steps:
         """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others."""
         self._roster.prune()
         self._admission.admit(sessions)
-        gains = self._begin([session for session in sessions if session.slot is not None])
-        filling = [gain for gain in gains if gain.session.is_filling]
-        decoding = [gain for gain in gains if not gain.session.is_filling]
+        changes = self._begin([session for session in sessions if session.slot is not None])
+        filling = [change for change in changes if change.session.is_filling]
+        decoding = [change for change in changes if not change.session.is_filling]
         prompts = self._prompts(filling, decoding) if filling else None
         if decoding:
             run_round(self._target, decoding, self._pricing, prompts)
         elif prompts is not None:
             write_prompts(self._target, prompts, self._pricing)
-        for gain in gains:
-            if gain.error is not None:
-                gain.end(Stop("error"))
-        self._commit(gains)
+        for change in changes:
+            if change.error is not None:
+                change.end(Stop("error"))
+        self._commit(changes)
 
-    def _prompts(self, filling: Sequence[Gain], decoding: Sequence[Gain]) -> Prompts:
+    def _prompts(self, filling: Sequence[Change], decoding: Sequence[Change]) -> Prompts:
         """The next chunks of prompts, as large as their time allows."""
         rows = self._prefill_chunk * len(filling)
         if self._pricing is not None:
-            context = written_of([gain.session for gain in filling])
-            rows = min(rows, self._pricing.prompt_rows([gain.session for gain in decoding], len(filling), context))
+            context = written_of([change.session for change in filling])
+            rows = min(rows, self._pricing.prompt_rows([change.session for change in decoding], len(filling), context))
         return Prompts(filling, rows, self._prefill_chunk)
 
     def end(self, sessions: Sequence[Session]) -> None:
         """End requests that were cancelled."""
-        gains = self._begin(sessions)
-        for gain in gains:
-            gain.end(Stop("cancelled"))
-        self._commit(gains)
+        changes = self._begin(sessions)
+        for change in changes:
+            change.end(Stop("cancelled"))
+        self._commit(changes)
 
     def settle(self) -> None:
         """Complete the last step if it was committed, else roll it back."""
         step = self._step
         if step is None:
             return
-        if step.gains is None:
-            step.gains = [gain for session in step.sessions if (gain := self._take_back(session)) is not None]
-        for gain in step.gains:
-            gain.enter()
-            if gain.stop is not None:
-                self._let_go(gain.session)
+        if step.changes is None:
+            step.changes = [change for session in step.sessions if (change := self._take_back(session)) is not None]
+        for change in step.changes:
+            change.enter()
+            if change.stop is not None:
+                self._let_go(change.session)
         self._step = None
 
-    def _begin(self, sessions: Sequence[Session]) -> list[Gain]:
+    def _begin(self, sessions: Sequence[Session]) -> list[Change]:
         self._step = _Step(sessions)  # from here on an exception rolls it back
-        return [Gain(session) for session in sessions]
+        return [Change(session) for session in sessions]
 
-    def _commit(self, gains: Sequence[Gain]) -> None:
-        self._step = _Step((), gains)  # from here on it is completed
+    def _commit(self, changes: Sequence[Change]) -> None:
+        self._step = _Step((), changes)  # from here on it is completed
         self.settle()
 
     @torch.inference_mode()
-    def _take_back(self, session: Session) -> Gain | None:
+    def _take_back(self, session: Session) -> Change | None:
         """Roll everything back to the last committed step; where that fails, the session's error."""
         try:
             if session.slot is not None:
@@ -113,7 +113,7 @@ class Steps:
                 session.proposer.rewind(session.state, session.written)
             session.restart_stopper()
         except Exception as error:
-            lost = Gain(session)
+            lost = Change(session)
             lost.error = StateLost(
                 f"request {session.request_id}: an exception cut a step short, and what the request had reached could "
                 f"not be restored ({type(error).__name__}: {error}); send it again"
@@ -246,9 +246,9 @@ class Engine:
                 session.metrics.prompt_tokens = len(prompt)
                 session.added_at = perf_counter()
                 if limit == 0:
-                    gain = Gain(session)
-                    gain.end(Stop("length"))
-                    gain.enter()
+                    change = Change(session)
+                    change.end(Stop("length"))
+                    change.enter()
                 sessions.append(session)
             self._roster.add(sessions)
             return sessions

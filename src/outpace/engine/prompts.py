@@ -6,7 +6,7 @@ import torch
 
 from outpace.core.protocols import NO_TOKEN, Chunk, ChunkOutput, NodeOutputs, PromptChunk, Verdict
 from outpace.core.tree import Topology
-from outpace.engine.session import Gain, Session
+from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.places import places_of
@@ -38,26 +38,26 @@ class Prompts:
     """The next chunks of prompts, which one pass writes.
 
     Args:
-        gains: of requests whose prompts are being written, in order of arrival.
+        changes: of requests whose prompts are being written, in order of arrival.
         rows: of all chunks, one or more.
         most: rows of one of them.
     """
 
-    def __init__(self, gains: Sequence[Gain], rows: int, most: int) -> None:
-        self._gains, self.chunks = list[Gain](), list[Chunk]()
-        missing = [min(len(gain.session.prompt_ids) - gain.session.prefilled, most) for gain in gains]
-        for gain, count in zip(gains, shares(missing, rows), strict=True):
+    def __init__(self, changes: Sequence[Change], rows: int, most: int) -> None:
+        self._changes, self.chunks = list[Change](), list[Chunk]()
+        missing = [min(len(change.session.prompt_ids) - change.session.prefilled, most) for change in changes]
+        for change, count in zip(changes, shares(missing, rows), strict=True):
             if not count:
                 continue
-            session, needs = gain.session, gain.session.proposer.needs
+            session, needs = change.session, change.session.proposer.needs
             assert session.slot is not None
-            gain.prefilled = session.prefilled + count
-            tokens = torch.tensor(session.prompt_ids[session.prefilled : gain.prefilled])
-            is_last = gain.prefilled == len(session.prompt_ids)
+            change.prefilled = session.prefilled + count
+            tokens = torch.tensor(session.prompt_ids[session.prefilled : change.prefilled])
+            is_last = change.prefilled == len(session.prompt_ids)
             # A product with the whole vocabulary at every position delays the first token by a fifth. Methods that
             # follow prices draft as much without it: other texts and rounds teach their transitions enough.
             wants_top = needs.top_k > 0 and not session.is_priced
-            self._gains.append(gain)
+            self._changes.append(change)
             self.chunks.append(Chunk(session.slot, tokens, wants_top, is_last, needs.taps))
 
     @property
@@ -67,11 +67,11 @@ class Prompts:
     @property
     def context(self) -> int:
         """Average length of what is written before them."""
-        return written_of([gain.session for gain in self._gains])
+        return written_of([change.session for change in self._changes])
 
     def take(self, outputs: Sequence[ChunkOutput]) -> None:
         """Show proposers the chunks that were written. A prompt that is complete gains its first token."""
-        sessions = [gain.session for gain in self._gains]
+        sessions = [change.session for change in self._changes]
         for proposer, members in places_of(session.proposer for session in sessions).items():
             states = [sessions[index].state for index in members]
             seen = []
@@ -80,9 +80,9 @@ class Prompts:
                 before = session.prompt_ids[session.prefilled - 1] if session.prefilled else NO_TOKEN
                 seen.append(PromptChunk(self.chunks[index].tokens, output.top_ids, output.features, before))
             proposer.prefill(states, seen)
-        pairs = zip(self._gains, outputs, strict=True)
-        if ready := [(gain, output.last) for gain, output in pairs if output.last is not None]:
-            _draw_first([gain for gain, _ in ready], [output for _, output in ready])
+        pairs = zip(self._changes, outputs, strict=True)
+        if ready := [(change, output.last) for change, output in pairs if output.last is not None]:
+            _draw_first([change for change, _ in ready], [output for _, output in ready])
 
 
 def written_of(sessions: Sequence[Session]) -> int:
@@ -90,12 +90,12 @@ def written_of(sessions: Sequence[Session]) -> int:
     return sum(session.prefilled for session in sessions) // len(sessions)
 
 
-def _draw_first(gains: Sequence[Gain], outputs: Sequence[NodeOutputs]) -> None:
-    pending = [[gain.session.prompt_ids[-1]] for gain in gains]
-    streams = [gain.session.stream for gain in gains]
-    draw = BatchDraw(outputs, [Topology.chain(1)] * len(gains), pending, streams, FAST_DRAW)
-    drawn = draw([(index, 0) for index in range(len(gains))])
-    verdicts = keep_sound(gains, outputs, [Verdict((0,), token) for token in drawn], pending)
+def _draw_first(changes: Sequence[Change], outputs: Sequence[NodeOutputs]) -> None:
+    pending = [[change.session.prompt_ids[-1]] for change in changes]
+    streams = [change.session.stream for change in changes]
+    draw = BatchDraw(outputs, [Topology.chain(1)] * len(changes), pending, streams, FAST_DRAW)
+    drawn = draw([(index, 0) for index in range(len(changes))])
+    verdicts = keep_sound(changes, outputs, [Verdict((0,), token) for token in drawn], pending)
     for index, verdict in verdicts.items():
         token = verdict.next_token
-        gains[index].emit([token], logprobs(gains[index].session, outputs[index], (0,), [token]))
+        changes[index].emit([token], logprobs(changes[index].session, outputs[index], (0,), [token]))

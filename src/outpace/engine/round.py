@@ -23,7 +23,7 @@ from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar
 from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.prompts import FAST_DRAW, Prompts
-from outpace.engine.session import Gain, Session
+from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.lib.places import places_of
 from outpace.sampling.draw import BatchDraw, RejectionDraw, match, rejection
@@ -48,40 +48,40 @@ class Phases:
         """Milliseconds of some phases, or of all."""
         return sum(seconds for name, seconds in self._seconds.items() if not names or name in names) * 1e3
 
-    def count(self, gains: Sequence[Gain], trees: Sequence[DraftTree]) -> None:
+    def count(self, changes: Sequence[Change], trees: Sequence[DraftTree]) -> None:
         """Add the round to the metrics of its requests, which verified these trees."""
         seconds = self._seconds | self.parts.seconds
         took = [(f"{name}_ms", one * 1e3) for name, one in seconds.items()]
-        for gain, tree in zip(gains, trees, strict=True):
-            metrics, drafted = gain.metrics, len(tree) - 1
+        for change, tree in zip(changes, trees, strict=True):
+            metrics, drafted = change.metrics, len(tree) - 1
             metrics.steps += 1
             metrics.drafted += drafted
             metrics.retrieved += tree.retrieved
             metrics.forced += tree.forced
             metrics.draft_passes += tree.draft_passes
             metrics.plain_steps += drafted == 0
-            if gain.session.constraint is not None:
-                metrics.grammar_ms += gain.session.constraint.take_ms()
+            if change.session.constraint is not None:
+                metrics.grammar_ms += change.session.constraint.take_ms()
             counted = vars(metrics)
             for name, ms in took:
                 counted[name] += ms
-            if gain.error is None:
-                metrics.decode_ms = gain.since_first_token(self._last)
-                gain.round = len(gain.tokens), drafted, metrics.decode_ms
+            if change.error is None:
+                metrics.decode_ms = change.since_first_token(self._last)
+                change.round = len(change.tokens), drafted, metrics.decode_ms
 
 
 def run_round(
-    target: Target, gains: Sequence[Gain], pricing: Pricing | None = None, prompts: Prompts | None = None
+    target: Target, changes: Sequence[Change], pricing: Pricing | None = None, prompts: Prompts | None = None
 ) -> None:
     """Advance every session by one round: 1 to K + 1 tokens.
 
     Args:
-        gains: of requests of any mix of methods, lengths, temperatures and tree sizes. A request whose logits are not
+        changes: of requests of any mix of methods, lengths, temperatures and tree sizes. A request whose logits are not
             finite on its path, or whose options leave no token there, gains an error and no tokens.
         pricing: plans the round; None for the requests' own budgets.
         prompts: of other requests, which the pass writes too.
     """
-    sessions = [gain.session for gain in gains]
+    sessions = [change.session for change in changes]
     slots = [_slot(session) for session in sessions]
     plan = RoundPlan([session.budget for session in sessions], [None] * len(sessions))
     if pricing is not None:
@@ -103,7 +103,7 @@ def run_round(
         taps = [session.proposer.needs.taps for session in sessions]
         written, outputs = target.run_pass([] if prompts is None else prompts.chunks, slots, trees, taps)
     with phase("verify"):
-        verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs), tokens)
+        verdicts = keep_sound(changes, outputs, verify(sessions, trees, tokens, outputs), tokens)
     with phase("commit"):
         target.commit([slots[index] for index in verdicts], [verdict.path for verdict in verdicts.values()])
         for index, verdict in verdicts.items():
@@ -113,14 +113,14 @@ def run_round(
             retrieved = sum(node >= tree.drafted for node in verdict.path) - forced
             origins = [tree.origins[node] for node in verdict.path[1:]]
             scores = logprobs(session, outputs[index], verdict.path, gained)
-            gains[index].emit(gained, scores, retrieved, forced, origins)
+            changes[index].emit(gained, scores, retrieved, forced, origins)
             if session.params.trace:
                 parents, walked = tree.topology.parents, (verdict.path, verdict.next_token)
-                gains[index].rounds = (RoundTrace(tuple(tokens[index]), parents, tree.origins, *walked),)
+                changes[index].rounds = (RoundTrace(tuple(tokens[index]), parents, tree.origins, *walked),)
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
-    phase.count(gains, trees)
-    tokens_gained = [len(gain.tokens) for gain in gains]
+    phase.count(changes, trees)
+    tokens_gained = [len(change.tokens) for change in changes]
     if prompts is not None:
         with phase("prompts"):
             prompts.take(written)

@@ -120,7 +120,7 @@ def shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int
 
 @dataclass(eq=False)
 class Session:
-    """One sample of one request. It changes only by whole steps, which collect their changes in a `Gain`.
+    """One sample of one request. It changes only by whole steps, each of which collects what it does in a `Change`.
 
     Attributes:
         new_stopper: makes the checker that ends the answer.
@@ -221,7 +221,7 @@ class Session:
         )
 
 
-class Gain:
+class Change:
     """What a step changes of one session. The session itself, except for its stopper, changes only in `enter`."""
 
     def __init__(self, session: Session) -> None:

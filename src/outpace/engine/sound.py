@@ -6,13 +6,13 @@ import torch
 
 from outpace.core.events import TokenLogprob
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, Verdict
-from outpace.engine.session import Gain, Session
+from outpace.engine.session import Change, Session
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.sampling.draw import token_logprobs
 
 
 def keep_sound(
-    gains: Sequence[Gain],
+    changes: Sequence[Change],
     outputs: Sequence[NodeOutputs],
     verdicts: Sequence[Verdict],
     tokens: Sequence[Sequence[int]],
@@ -25,8 +25,8 @@ def keep_sound(
     """
     is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
     sound: dict[int, Verdict] = {}
-    for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
-        session = gain.session
+    for index, (change, output, verdict) in enumerate(zip(changes, outputs, verdicts, strict=True)):
+        session = change.session
         infinite = None  # depth
         if not is_finite:
             nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
@@ -38,7 +38,7 @@ def keep_sound(
             sound[index] = Verdict(verdict.path[:depth], tokens[index][verdict.path[depth]])
         elif infinite is None:
             failed = session.constraint is not None and session.constraint.error
-            gain.error = InvalidRequest(
+            change.error = InvalidRequest(
                 f"request {session.request_id}: grammar={session.params.grammar}: at position {len(session.ids)} it is "
                 f"too much for the grammar library ({failed}); simplify it"
                 if failed
@@ -46,7 +46,7 @@ def keep_sound(
                 f"leave no token to choose at position {len(session.ids)}: relax them"
             )
         else:
-            gain.error = NonFiniteLogits(
+            change.error = NonFiniteLogits(
                 f"request {session.request_id}: the target's logits for position {len(session.ids)} are not "
                 "finite; check the weights, or load the model with dtype='float32'"
             )

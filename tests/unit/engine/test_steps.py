@@ -11,7 +11,7 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation
 from outpace.engine.engine import Engine
-from outpace.engine.session import Gain
+from outpace.engine.session import Change
 from outpace.lib.errors import StateLost
 from outpace.testing import OracleDrafter, ToyTarget
 from outpace.trees.proposer import EmptyDraft
@@ -126,15 +126,15 @@ def test_a_step_that_has_happened_is_not_made_again(kind: type[BaseException], m
     sessions = [engine.add(PROMPT, params, EmptyDraft())[0] for _ in range(2)]
     for _ in range(2):
         engine.step()
-    entered: Callable[[Gain], None] = Gain.enter
+    entered: Callable[[Change], None] = Change.enter
     fails = [kind()]
 
-    def enter(gain: Gain) -> None:
-        entered(gain)
+    def enter(change: Change) -> None:
+        entered(change)
         if fails:
             raise fails.pop()
 
-    monkeypatch.setattr(Gain, "enter", enter)
+    monkeypatch.setattr(Change, "enter", enter)
     for session in sessions:
         try:
             engine.run_until(lambda session=session: session.has_ended, [session])  # type: ignore[misc]
