@@ -74,7 +74,7 @@ def test_the_default_is_what_was_fastest(exact: Model) -> None:
     cheap, dear = (default_method(None, exact.drafters.shipment, has_kernels) for has_kernels in (True, False))
     assert (cheap, dear) == ("outpace:draft=none", "outpace:draft=domino")
     assert parse_method(dear).drafter == "domino"
-    assert exact.method == (dear if exact.target.native is None else cheap)
+    assert exact.method == (dear if exact.target.compiled is None else cheap)
 
 
 def test_what_ships_is_small_and_whole() -> None:

@@ -225,7 +225,7 @@ def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[
     the machine that need a look: they come first."""
     if loaded_kernels() is None:
         return kernels_remedy(), kernels_remedy()
-    if target.native is None:
+    if target.compiled is None:
         return "see 'one call'", "see 'one call'"
     if problems:
         see = f"see {', '.join(map(repr, problems))} first"

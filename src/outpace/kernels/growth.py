@@ -9,7 +9,7 @@ import numpy as np
 from outpace.kernels.build import kernels
 
 
-class NativeText:
+class CompiledText:
     """A suffix automaton of a text that grows. Python reference: `trees.retrieval.suffix.TextMatch`."""
 
     def __init__(self) -> None:

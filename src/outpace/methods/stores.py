@@ -64,7 +64,7 @@ class DrafterStore:
     def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, drafter: str | None) -> None:
         self._target, self._codec, self._drafter = target, codec, drafter
         self.shipment = shipped_for(name, target.config, codec)
-        self.has_kernels = target.native is not None
+        self.has_kernels = target.compiled is not None
         self._named = None if drafter is None else _place_of(drafter)
         self._model: DraftModel | None = None
         self._nets: dict[str, tuple[nn.Module, str]] = {}

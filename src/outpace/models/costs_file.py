@@ -20,7 +20,7 @@ def identity(target: TransformersTarget) -> str:
     """A short name of all that the times of a model's passes depend on: its config and precision, and the machine."""
     is_on_gpu = target.device.type == "cuda"
     where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
-    on_cpu = loaded_kernels() is not None and target.native is not None
+    on_cpu = loaded_kernels() is not None and target.compiled is not None
     how = (target.captures, target.exact) if is_on_gpu else on_cpu
     layers = chain(target.decoder.modules(), target.head.layer.modules())
     formats = [getattr(one, "formats", one.kind) for one in layers if isinstance(one, KernelLinear)]  # a file's differ

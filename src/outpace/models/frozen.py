@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.lib.errors import InvalidRequest
-from outpace.models.native import norm_factors
+from outpace.models.compiled_decoder import norm_factors
 from outpace.models.packed import PackedModel, PassPart
 
 

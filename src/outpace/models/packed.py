@@ -22,9 +22,9 @@ from outpace.kernels.exact import NotCompiled, check_kernels, check_same, path_t
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
+from outpace.models.compiled_decoder import CompiledDecoder
 from outpace.models.head import EXACT_ROWS, LmHead, padded
 from outpace.models.layers.experts import has_experts
-from outpace.models.native import NativeDecoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -153,7 +153,7 @@ class PackedModel:
         asked_length: `max_length` as it was given, whatever memory holds.
         row_bytes: bytes of the keys and values of a token.
         captures: tiled passes run over static buffers, on CUDA as graphs.
-        native: the decoder run by compiled kernels; None where its own modules run.
+        compiled: the decoder run by compiled kernels; None where its own modules run.
         computed_by: which of the two runs, and why.
         four_bits: a copy with fewer bits (`models.four_bits`), while a method uses it.
     """
@@ -208,7 +208,7 @@ class PackedModel:
         self.captures = self.tiled and captures_on(self.device, self.dtype) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.four_bits: ref[PackedModel] | None = None
-        self.native, self.computed_by = self._derive()
+        self.compiled, self.computed_by = self._derive()
         if self.kv.scales and not getattr(config, "attn_logit_softcapping", None):  # a cap is of unshifted scores
             self.kv.key_offsets.copy_(self._mean_keys())
 
@@ -216,7 +216,7 @@ class PackedModel:
         """The same model on the same slots, computed by a decoder and a head with other weights."""
         made = copy.copy(self)
         made.decoder, made.head = decoder, head
-        made.native, made.computed_by = made._derive()
+        made.compiled, made.computed_by = made._derive()
         return made
 
     @property
@@ -283,8 +283,8 @@ class PackedModel:
         if self.tiled:
             return self._run_tiled(Tables.of(segments, self.exact), ids, taps, captured)
         positions = self._clamped(positions).to(self.device)
-        if self.native is not None:
-            return self.native.run(ids, positions, segments, self.kv, self._known_taps(taps))
+        if self.compiled is not None:
+            return self.compiled.run(ids, positions, segments, self.kv, self._known_taps(taps))
         return self._run_modules(ids, positions, PassCache(segments), taps)
 
     def _run_tiled(
@@ -350,7 +350,7 @@ class PackedModel:
 
     @stage("measuring")
     @torch.inference_mode()
-    def _derive(self) -> tuple[NativeDecoder | None, str]:
+    def _derive(self) -> tuple[CompiledDecoder | None, str]:
         """The decoder in one call, if the kernels compute what its modules do, which a short pass of both shows; and
         which code computes passes."""
         try:
@@ -374,13 +374,13 @@ class PackedModel:
         offsets = torch.linspace(0, min(self.max_length, _AVERAGED_POSITIONS) - 1, count).long()
         kv = self._slots(slots=1, capacity=count, key_dtype=self.dtype, value_dtype=self.dtype)
         segments, positions = self._segments([PassPart(0, ids, offsets, Topology.chain(count).ancestor_mask)], kv)
-        if self.native is None:
+        if self.compiled is None:
             self._run_modules(ids, positions, PassCache(segments), ())
         else:
-            self.native.run(ids, positions, segments, kv, ())
+            self.compiled.run(ids, positions, segments, kv, ())
         return kv.keys[:, 0, :, :count].float().mean(dim=-2, keepdim=True)
 
-    def _compared(self) -> NativeDecoder:
+    def _compared(self) -> CompiledDecoder:
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size
         # Slots of its own: rounding of keys and values would hide what is compared.
@@ -390,12 +390,12 @@ class PackedModel:
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
         settings = [cache.settings[layer] for layer in sorted(cache.settings)]
-        native = NativeDecoder(self.decoder, self.config, settings, self.max_length)
-        _, found = native.run(ids, positions, segments, kv, taps)
-        is_coarse = self.dtype == torch.bfloat16 or native.layers.is_quantized
+        compiled = CompiledDecoder(self.decoder, self.config, settings, self.max_length)
+        _, found = compiled.run(ids, positions, segments, kv, taps)
+        is_coarse = self.dtype == torch.bfloat16 or compiled.layers.is_quantized
         for tap in taps:
             check_same(f"the layers of {type(self.decoder).__name__}", found[tap], expected[tap], is_coarse)
-        return native
+        return compiled
 
 
 def pieces_of(parts: Sequence[PassPart], rows: int = EXACT_ROWS) -> Iterator[list[PassPart]]:

@@ -107,7 +107,7 @@ class TransformersTarget(PackedModel):
         """About how many milliseconds passes of this many rows take after a short context, relative to each other; None
         where passes themselves are to be timed. Of a large model a few layers are timed, a tenth of a pass.
         """
-        if self.native is None or has_experts(self.decoder) or not isinstance(self.head.layer, KernelLinear):
+        if self.compiled is None or has_experts(self.decoder) or not isinstance(self.head.layer, KernelLinear):
             return None
         products = (part for part in self.decoder.modules() if isinstance(part, KernelLinear))
         if sum(part.nbytes for part in products) < _LARGE:

@@ -235,7 +235,7 @@ def test_int8_is_written_alike_by_kernels_and_by_python(head_dim: int) -> None:
     found = []
     for word in ("float32", "int8"):
         target = TransformersTarget(copy.deepcopy(model), 64, 1, (), kv_cache_dtype=word)
-        assert target.native is not None
+        assert target.compiled is not None
         assert target.kv_cache_dtype == word
         target.run([PassPart.of(0, torch.tensor(ids))])
         found.append(target.kv)

@@ -178,7 +178,7 @@ def test_changed_layers_of_a_target_run(change: str, reason: str, monkeypatch: p
     """Guards against a layer of the user's that computes the same numbers and is never called: the comparison at load
     cannot see it."""
     target = changed_target(change, monkeypatch)
-    assert target.native is None
+    assert target.compiled is None
     assert "Python, because " in target.computed_by
     assert reason in target.computed_by
     stock = changed_target("none", monkeypatch) if change != "method" else None

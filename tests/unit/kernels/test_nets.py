@@ -68,10 +68,10 @@ def test_blocks(kind: str) -> None:
         rows = drawn(12, 48, seed=9)
         want = net.block(rows, expected.positions(blocks), expected.attention(blocks, sights))
         pack_net(net)
-        native = CompiledBlock(net, found)
+        compiled = CompiledBlock(net, found)
         for step, parts in enumerate(contexts):
-            native.absorb(drawn(sum(part.count for part in parts), 96, seed=step), parts)
-        have = native.block(rows, blocks)
+            compiled.absorb(drawn(sum(part.count for part in parts), 96, seed=step), parts)
+        have = compiled.block(rows, blocks)
     assert found.kv.lengths == expected.kv.lengths == [7, 7]
     assert_close(have, want)
 
@@ -96,8 +96,8 @@ def test_fusion(norm_output: bool, norm_before_residual: bool, qk_norm: bool) ->
             for part, rows, states in _committing(passes, expected)
         ]
         pack_linears(net, SIBLINGS, kept=("lm_head",), make=frozen_layers(torch.float32))
-        native = CompiledFusion(net, found)
-        have = [native.run(rows, states, [part]) for part, rows, states in _committing(passes, found)]
+        compiled = CompiledFusion(net, found)
+        have = [compiled.run(rows, states, [part]) for part, rows, states in _committing(passes, found)]
     for own, want in zip(have, wanted, strict=True):
         for left, right in zip(own, want, strict=True):
             assert_close(left, right)
@@ -126,10 +126,10 @@ def test_head(is_corrected: bool) -> None:
             want = want + head.correction(hidden[[3, 3, 1, 1, 1]], after)[:, ids]
         weight = head.vocabulary_weight[ids]
         pack_net(net)
-        native = head_over(head, frozen_layers(torch.float32)(weight, None))
+        compiled = head_over(head, frozen_layers(torch.float32)(weight, None))
         outputs = [(hidden, [3, 3]), (hidden, [1] * 3)] if is_corrected else None
         rows = HeadRows(embeddings, [(states, parents)], outputs, [(base, [0, 0]), (base, [1] * 3)])
-        whole, best = native.correct(rows, None), native.correct(rows, 4)
+        whole, best = compiled.correct(rows, None), compiled.correct(rows, 4)
     assert_close(whole.states, after)
     assert whole.logits is not None
     assert best.log_probs is not None
@@ -141,7 +141,7 @@ def test_head(is_corrected: bool) -> None:
     keys, warmth = [noise_key(1, 0, 9), noise_key(2, 0, 9)], [0.7, 0.7, 0.0, 1.0, 1.0]
     draws = KeyedDraws(keys, [ids, ids], [0, 0, -1, 1, 1], warmth)
     with torch.inference_mode():
-        heard = native.correct(dataclasses.replace(rows, draws=draws), 4)
+        heard = compiled.correct(dataclasses.replace(rows, draws=draws), 4)
     noise, cold = gumbel(keys, ids)[[0, 0, 0, 1, 1]], torch.tensor(warmth)[:, None] == 0
     scores = torch.where(cold, whole.logits, whole.logits / torch.tensor(warmth)[:, None].clamp(min=0.1) + noise)
     top = torch.log_softmax(scores, dim=-1).topk(4)
@@ -160,7 +160,7 @@ def test_trees(kind: str, temperature: float) -> None:
     for pack in (False, True):
         source = source_of(kind, target, pack=pack)
         has_kernel = pack and not kind.startswith("dflash2")  # whose convolutions no kernel computes
-        assert (source._native is not None) == has_kernel
+        assert (source._compiled is not None) == has_kernel
         trees: list[list[int]] = []
 
         def hear(request: DraftRequest, tree: DraftTree, trees: list[list[int]] = trees) -> None:
@@ -198,7 +198,7 @@ def test_a_head_whose_rank_is_its_largest_size() -> None:
         want = base + head.correction(hidden, after)
         weight = head.vocabulary_weight[ids]
         pack_net(net)
-        native = head_over(head, frozen_layers(torch.float32)(weight, None))
-        found = native.correct(HeadRows(embeddings, [(states, rows)], [(hidden, rows)], [(base, rows)]), None)
+        compiled = head_over(head, frozen_layers(torch.float32)(weight, None))
+        found = compiled.correct(HeadRows(embeddings, [(states, rows)], [(hidden, rows)], [(base, rows)]), None)
     assert found.logits is not None
     assert_close(found.logits, want)

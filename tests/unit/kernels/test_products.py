@@ -161,7 +161,7 @@ def test_a_quantised_model_says_in_trees_what_it_says_plainly(family: str) -> No
     target = tiny_target(tiny_config(family), quantize="int8")
     exactness = probe(target)
     assert exactness.is_bitwise, exactness.reason
-    assert (target.native is not None) == (family not in ("gpt2", "gpt_neox", "qwen3_moe"))
+    assert (target.compiled is not None) == (family not in ("gpt2", "gpt_neox", "qwen3_moe"))
 
 
 @needs_kernels
@@ -189,7 +189,7 @@ def test_without_a_compiler_models_run_and_say_why(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(compiled, "build", lambda: built)
     folder = str(save_tiny_model(tmp_path / "m"))
     target, _ = load_target(folder, "float32", "cpu", None, 1)
-    assert target.native is None
+    assert target.compiled is None
     _, last = open_with(target, range(1, 10))
     assert bool(last.logits.isfinite().all())
     with pytest.raises(InvalidRequest, match=r"quantize='int8': its kernels are not there: no C\+\+ compiler"):

@@ -47,10 +47,10 @@ def attend(switch: pytest.MonkeyPatch) -> Compared:
 def run(switch: pytest.MonkeyPatch) -> Compared:
     """A whole pass of a target with taps."""
     target = tiny_target(tiny_config("qwen3"))
-    assert target.native is not None
+    assert target.compiled is not None
     ids = torch.tensor(random_ids(9, seed=1))
     segments, positions = target._segments([PassPart.of(0, ids)])
-    hidden, taps = target.native.run(ids, positions, segments, target.kv, (0, 2))
+    hidden, taps = target.compiled.run(ids, positions, segments, target.kv, (0, 2))
     expected, tapped = target._run_modules(ids, positions, PassCache(segments), (0, 2))
     return torch.stack([hidden, taps[0], taps[2]]), torch.stack([expected, tapped[0], tapped[2]])
 

@@ -91,7 +91,7 @@ def test_values_of_another_type_are_one_line(key: str, value: Any, tmp_path: Pat
 def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:
     """Guards against queries, keys and values of different formats, as in Q4_K_M, that leave the compiled decoder."""
     target = mixed_target(tmp_path, "Q4_0", ("attn_v", "ffn_up"))
-    assert target.native is not None, target.computed_by
+    assert target.compiled is not None, target.computed_by
     formats = {module.formats for module in target.decoder.modules() if isinstance(module, BlockLinear)}
     assert ("Q8_0", "Q8_0", "Q4_0") in formats
     assert probe(target).is_bitwise

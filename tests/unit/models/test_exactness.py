@@ -14,13 +14,13 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from outpace.models import attention
 from outpace.models import exactness as exactness_module
+from outpace.models.compiled_decoder import CompiledDecoder
 from outpace.models.exactness import _ROWS, differing_products, probe
 from outpace.models.head import LmHead
 from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.models.layers.prepare import RowwiseActivation
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.native import NativeDecoder
 from tests.unit.models.tiny import WINDOWS, needs_kernels, tiny_config, tiny_target
 
 CPU = torch.device("cpu")
@@ -189,16 +189,16 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("rows", "reason"), [(2, "pass of 9 rows"), (10, "pass of 61 rows")])
 def test_differing_kernels_are_caught(rows: int, reason: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against trust in compiled kernels: they are asked as all others are."""
-    stock = NativeDecoder.run
+    stock = CompiledDecoder.run
 
-    def run(self: NativeDecoder, ids: Tensor, *args: Any) -> Any:
+    def run(self: CompiledDecoder, ids: Tensor, *args: Any) -> Any:
         hidden, taps = stock(self, ids, *args)
         wrong = len(ids) >= rows and len(ids) not in (18, 16, 54)  # prompts are right
         return hidden * (1 + wrong * torch.finfo(hidden.dtype).eps), taps
 
     target = tiny_target(tiny_config("llama"), DTYPES[dtype])
-    assert target.native is not None
-    monkeypatch.setattr(NativeDecoder, "run", run)
+    assert target.compiled is not None
+    monkeypatch.setattr(CompiledDecoder, "run", run)
     assert reason in probe(target).reason
 
 

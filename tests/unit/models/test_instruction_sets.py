@@ -113,7 +113,7 @@ def test_kernels_do_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     the kernels have them, and a question to oneDNN that ends `outpace doctor`."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    assert tiny_target(tiny_config("llama")).native is not None
+    assert tiny_target(tiny_config("llama")).compiled is not None
     assert choose_quantization("int8", torch.float32, CPU, is_gguf=False) == "int8"
     assert choose_quantization("auto", torch.float32, CPU, is_gguf=True) == "file"
     assert compute_dtype(torch.bfloat16, CPU) == torch.float32

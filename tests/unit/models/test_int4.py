@@ -60,7 +60,7 @@ def test_every_matrix_is_quantised_and_passes_are_bitwise(family: str) -> None:
         parameter.data = values
     exactness = probe(target)
     assert exactness.is_bitwise, exactness.reason
-    assert (target.native is not None) == (family not in ("gpt2", "gpt_neox", "qwen3_moe"))
+    assert (target.compiled is not None) == (family not in ("gpt2", "gpt_neox", "qwen3_moe"))
     layers = [layer for layer in target.decoder.modules() if isinstance(layer, nn.Linear | KernelLinear)]
     routers = 2 if family == "qwen3_moe" else 0
     assert sum(not isinstance(layer, BlockLinear) for layer in layers) == routers
@@ -107,7 +107,7 @@ def test_odd_widths_stay_whole(tmp_path: Path) -> None:
     """Guards against rows that are no whole blocks read as if they were."""
     config = tiny_config("llama", hidden_size=48, intermediate_size=80)
     target = int4_target(config)
-    assert target.native is not None
+    assert target.compiled is not None
     assert not any(isinstance(layer, BlockLinear) for layer in target.decoder.modules())
 
 

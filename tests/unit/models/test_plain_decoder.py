@@ -55,7 +55,7 @@ def test_hidden_states_are_those_of_transformers(name: str, pack: bool) -> None:
         target.run([PassPart.of(0, ids[:14])])
         target.commit([0], [range(14)])
         found.append(target.run_tapped([PassPart.of(0, ids[14:], SHAPE)], (0, 1, target.config.num_hidden_layers)))
-        assert (target.native is not None) == pack, target.computed_by
+        assert (target.compiled is not None) == pack, target.computed_by
     (expected, taps), (actual, own_taps) = found
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     for tap in taps:

@@ -123,7 +123,7 @@ class BlockSource(BaseSource):
         self._limit = min(max_length, config.max_positions)
         room, sizes = self._limit + config.block_size, (config.layers, max_slots, config.kv_heads)
         self.slots = NetSlots(*sizes, capacity=room, head_dim=config.head_dim, dtype=weight.dtype, device=self._device)
-        self._native, path = compiled_block(net, self.slots)
+        self._compiled, path = compiled_block(net, self.slots)
         self.computed_by = {"block": path}
         sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
@@ -188,8 +188,8 @@ class BlockSource(BaseSource):
         waiting = [torch.cat(state.waiting) for state in states]
         parts = [Rows(state.slot, len(own), torch.arange(len(own))) for state, own in zip(states, waiting, strict=True)]
         rows, sizes = torch.cat(waiting).to(self.net.norm.weight), [part.count for part in parts]
-        if self._native is not None:
-            fused = self._native.absorb(rows, parts)
+        if self._compiled is not None:
+            fused = self._compiled.absorb(rows, parts)
         else:
             fused = self.net.fuse(rows)
             layers = [
@@ -275,7 +275,7 @@ class BlockSource(BaseSource):
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
         with NET:
             rows = self.net.start(embedded, torch.cat([state.fused for state in states])).flatten(0, 1)  # [R * B, H]
-            outputs = self._pass(parts, rows)[0] if self._native is None else self._native.block(rows, parts)
+            outputs = self._pass(parts, rows)[0] if self._compiled is None else self._compiled.block(rows, parts)
         wanted = outputs.unflatten(0, (-1, size))[:, self._drafting]  # [R, D, H]
         with LM_HEAD:
             return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))

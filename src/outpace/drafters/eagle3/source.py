@@ -60,7 +60,7 @@ class EagleSource(PairSource[EagleState]):
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
         self.net, self._embedding, self._noise = net, embedding, noise
-        self._native, path = compiled_fusion(net, self.slots)
+        self._compiled, path = compiled_fusion(net, self.slots)
         self.computed_by = {"layer": path}
         self._head: LmHead | SubsetHead
         if net.lm_head is not None:
@@ -119,7 +119,7 @@ class EagleSource(PairSource[EagleState]):
     @NET
     def _run(self, tokens: Tensor, features: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         embeddings = self.net.embed(tokens.to(self._device), self._embedding)
-        if self._native is not None:
-            return self._native.run(embeddings, features, parts)
+        if self._compiled is not None:
+            return self._compiled.run(embeddings, features, parts)
         outputs, hidden = self._pass(parts, embeddings, features)
         return outputs, hidden

@@ -15,7 +15,7 @@ from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
 from outpace.kernels.build import call
-from outpace.kernels.growth import NativeText
+from outpace.kernels.growth import CompiledText
 from outpace.sampling.noise import noise_key
 from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
 from outpace.trees.union import acceptance
@@ -160,8 +160,8 @@ class CompiledGrower:
     A node costs a microsecond instead of twenty, so the host work of a round hardly grows with its requests.
     """
 
-    def text(self) -> NativeText:
-        return NativeText()
+    def text(self) -> CompiledText:
+        return CompiledText()
 
     def grow(self, requests: Sequence[GrowthRequest]) -> list[Growth]:
         trees = structs.array(structs.Growing, len(requests))()

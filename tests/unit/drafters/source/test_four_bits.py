@@ -89,7 +89,7 @@ def test_the_copy_computes_what_the_recipe_makes_of_the_weights(family: str) -> 
     found, expected = logits_of(copied, 0, ids), logits_of(loaded, 0, ids)
     assert torch.equal(found, expected)
     assert (found - logits_of(target, 1, ids)).abs().max() > 0.01, "or it is the target"
-    assert (copied.native is None) == (target.native is None)
+    assert (copied.compiled is None) == (target.compiled is None)
 
 
 def test_a_target_in_8_bits() -> None:

@@ -26,7 +26,7 @@ CASES = [
 def source_as_on_a_gpu(kind: str, target: TransformersTarget) -> Any:
     """Without what only CPUs have."""
     source = source_of(kind, target)
-    source._native, source.slots.tiled = None, True
+    source._compiled, source.slots.tiled = None, True
     if kind.startswith("domino"):
         source._causal = None
     return source

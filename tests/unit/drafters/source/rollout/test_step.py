@@ -151,7 +151,7 @@ def sources(kind: str) -> tuple[DominoSource, DominoSource]:
     target = target_of("llama", pack=False)
     made: list[DominoSource] = [source_of(kind, target) for _ in range(2)]
     for source in made:
-        source._causal, source._native, source.chains = None, None, None
+        source._causal, source._compiled, source.chains = None, None, None
     fast, embed = made[0], target.embedding
     net: Any = fast.net
     fast._causal = TritonHead(HeadWeights.of(net.head, None))

@@ -1,4 +1,4 @@
-"""A transformers decoder run by the compiled kernels: one call for a pass, on the weights of the loaded modules.
+"""A decoder run by the compiled kernels: one call for a pass, on the weights of the loaded modules.
 
 The differences between families (norms, rotations, windows, caps, activations) are read from the modules and from the
 settings that they pass to attention. A short pass is then compared with that of the modules, and a decoder that differs
@@ -27,11 +27,11 @@ _ACTIVATIONS = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
 _STOCK = ("transformers.models.", "transformers.activations", "torch.nn.", "outpace.models.", "outpace.kernels.")
 
 
-class NativeDecoder:
+class CompiledDecoder:
     """All layers of a pass in one call.
 
     Args:
-        decoder: a transformers decoder whose linear layers are `KernelLinear`.
+        decoder: transformers' or a plain one, whose linear layers are `KernelLinear`.
         config: its text configuration.
         settings: what each layer passes to attention.
         max_length: positions that tables of rotations are made for.
