@@ -38,7 +38,7 @@ class BlockState(SlotState):
         pool: [D, M] ids of the columns of `base`, if they differ from those of the head.
         rows: [M, r] of Domino's W2, the pool's.
         woven: the lattice's scores of the pool after each candidate of the depth above.
-        causal: [n, G] Domino's states of this request's nodes in the last frontier.
+        gru: [n, G] states of Domino's GRU at this request's nodes in the last frontier.
         rolled: [D] tokens and scores of a chain of Domino's that was drafted in one call.
     """
 
@@ -53,7 +53,7 @@ class BlockState(SlotState):
     is_beyond: bool = False
     pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
-    causal: Tensor = field(default_factory=lambda: torch.empty(0))
+    gru: Tensor = field(default_factory=lambda: torch.empty(0))
     woven: Woven | None = None
     rolled: tuple[Tensor, Tensor] | None = None
 

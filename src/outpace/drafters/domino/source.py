@@ -63,14 +63,14 @@ class DominoSource(BlockSource):
         self._table: Tensor | None = None  # [V, 3G]
         if gate_table:
             self._table = table_of_gates(net.head.gate_weights()[0], embed, head.vocab_size)
-        self._causal: CompiledHead | TritonHead | None = None
-        self._choose_head()
+        self._kernel: CompiledHead | TritonHead | None = None
+        self._choose_kernel()
         self.chains: Chains | None = None
-        if isinstance(self._causal, TritonHead):
+        if isinstance(self._kernel, TritonHead):
             corrected = [net.config.corrects(step) for step in range(1, self.depth + 1)]
-            self.chains = Chains(Rollout(self._causal.weights, embed, corrected, self._table))
+            self.chains = Chains(Rollout(self._kernel.weights, embed, corrected, self._table))
 
-    def _choose_head(self) -> None:
+    def _choose_kernel(self) -> None:
         """Take the head's kernel where there is one for it."""
         head, ids = self.net.head, self._head.ids
         if self._has_pools:
@@ -78,19 +78,19 @@ class DominoSource(BlockSource):
         elif self._table is not None:
             path = path_taken("gate_table=on: the kernel computes gates itself")
         else:
-            self._causal, path = compiled_head(head, ids)
-        if self._causal is None and not self._has_pools:
-            self._causal = triton_head(head, ids)
-            path = path if self._causal is None else "Triton"
-            if self._causal is None and ids is not None:
+            self._kernel, path = compiled_head(head, ids)
+        if self._kernel is None and not self._has_pools:
+            self._kernel = triton_head(head, ids)
+            path = path if self._kernel is None else "Triton"
+            if self._kernel is None and ids is not None:
                 self._ranked_rows = head.vocabulary_weight[ids]
         self.computed_by["head"] = path
 
     def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:
         state.hidden, state.base, state.rolled = hidden, base, None
-        if self._causal is not None:
+        if self._kernel is not None:
             state.hidden, state.base = hidden.float().contiguous(), base.contiguous()
-            state.causal = self._causal.start()
+            state.gru = self._kernel.start()
         elif self._has_pools:
             best = base.amax(dim=0).topk(self._pool).indices
             ids = best if self._head.ids is None else self._head.ids[best]
@@ -99,14 +99,14 @@ class DominoSource(BlockSource):
 
     def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
         streams = [state.asked.stream for state in level.states]
-        if self._causal is None or not counts_scores_alone(streams, self._noise, frontier.wants_entropy):
+        if self._kernel is None or not counts_scores_alone(streams, self._noise, frontier.wants_entropy):
             return super()._candidates(level, frontier, width)
         is_keyed = self._noise and not all(stream.params.is_greedy for stream in streams)
         is_rolled = level.is_first or all(state.rolled for state in level.states)
         if self.chains is not None and width == 1 and is_rolled and not is_keyed:
             with HEAD:
                 return self.chains.level(level.states, level.tokens, level.is_first)
-        step = self._step(self._causal, level, width)
+        step = self._step(self._kernel, level, width)
         assert step.columns is not None, "the best were asked for"
         tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
         return Candidates(tokens, step.log_probs, int(level.is_first))
@@ -114,24 +114,24 @@ class DominoSource(BlockSource):
     @HEAD
     @torch.inference_mode()
     def _logits(self, level: BlockLevel) -> Tensor:
-        if self._causal is not None:
-            step = self._step(self._causal, level, None)
+        if self._kernel is not None:
+            step = self._step(self._kernel, level, None)
             assert step.logits is not None, "logits were asked for"
             return step.logits
         base, at, head = super()._logits(level), level.depth, self.net.head
-        causal = self._next_states(level, level.tokens)  # [F, G]
-        for state, rows in zip(level.states, causal.split(level.sizes), strict=True):
-            state.causal = rows
+        after = self._next_states(level, level.tokens)  # [F, G]
+        for state, rows in zip(level.states, after.split(level.sizes), strict=True):
+            state.gru = rows
         if not self.net.config.corrects(at + 1):
             return base
         hidden = level.repeated([state.hidden[at] for state in level.states])
         if self._has_pools:
-            low = head.low_rank(hidden, causal).split(level.sizes)  # R x [F', r]
+            low = head.low_rank(hidden, after).split(level.sizes)  # R x [F', r]
             rows = [nn.functional.linear(own, state.rows) for own, state in zip(low, level.states, strict=True)]
             return base + torch.cat(rows)
         if self._ranked_rows is not None:
-            return base + nn.functional.linear(head.low_rank(hidden, causal), self._ranked_rows)
-        return base + head.correction(hidden, causal)
+            return base + nn.functional.linear(head.low_rank(hidden, after), self._ranked_rows)
+        return base + head.correction(hidden, after)
 
     def _next_states(self, level: BlockLevel, tokens: Tensor) -> Tensor:
         """[F, G] the head's states after the nodes' tokens."""
@@ -139,7 +139,7 @@ class DominoSource(BlockSource):
         before = self.net.norm.weight.new_zeros(len(tokens), head.config.gru_hidden_dim)
         if at:
             pairs = zip(level.states, level.above, strict=True)
-            before = torch.cat([state.causal[list(rows)] for state, rows in pairs])
+            before = torch.cat([state.gru[list(rows)] for state, rows in pairs])
         if self._table is not None:
             return head.follow(before, self._table[tokens])
         embeddings = self._embed(tokens)
@@ -147,7 +147,7 @@ class DominoSource(BlockSource):
 
     @HEAD
     @torch.inference_mode()
-    def _step(self, causal: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
+    def _step(self, kernel: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
         """A step of the head's kernel for each node; `best` as of `CompiledHead.correct`."""
         at, sizes, tokens = level.depth, level.sizes, level.tokens
 
@@ -159,13 +159,13 @@ class DominoSource(BlockSource):
             draws = draws_of(level.streams, [at] * len(tokens), self._noise, self._head.ids)
         rows = HeadRows(
             None if self._table is not None else self._embed(tokens),
-            [(state.causal, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],
+            [(state.gru, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],
             here([state.hidden for state in level.states]) if self.net.config.corrects(at + 1) else None,
             here([state.base for state in level.states]),
             draws,
             None if self._table is None else self._table[tokens],
         )
-        step = causal.correct(rows, best)
+        step = kernel.correct(rows, best)
         for state, own in zip(level.states, step.states.split(sizes), strict=True):
-            state.causal = own
+            state.gru = own
         return step

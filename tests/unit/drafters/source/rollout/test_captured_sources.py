@@ -28,7 +28,7 @@ def source_as_on_a_gpu(kind: str, target: TransformersTarget) -> Any:
     source = source_of(kind, target)
     source._compiled, source.slots.tiled = None, True
     if kind.startswith("domino"):
-        source._causal = None
+        source._kernel = None
     return source
 
 

@@ -105,8 +105,8 @@ def test_a_step_is_that_of_the_net() -> None:
     rows = HeadRows(
         embeddings, [(before, [0, 0, 1])], [(hidden, [0, 0]), (hidden, [2])], [(base, [0, 0]), (base[1:], [0])]
     )
-    native: Any = TritonHead(HeadWeights.of(head, None))
-    found, whole = native.correct(rows, 5), native.correct(rows, None)
+    kernel: Any = TritonHead(HeadWeights.of(head, None))
+    found, whole = kernel.correct(rows, 5), kernel.correct(rows, None)
     torch.testing.assert_close(found.states, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.log_probs, log_probs, atol=1e-5, rtol=1e-5)
     assert torch.equal(found.columns, columns)
@@ -151,12 +151,12 @@ def sources(kind: str) -> tuple[DominoSource, DominoSource]:
     target = target_of("llama", pack=False)
     made: list[DominoSource] = [source_of(kind, target) for _ in range(2)]
     for source in made:
-        source._causal, source._compiled, source.chains = None, None, None
+        source._kernel, source._compiled, source.chains = None, None, None
     fast, embed = made[0], target.embedding
     net: Any = fast.net
-    fast._causal = TritonHead(HeadWeights.of(net.head, None))
+    fast._kernel = TritonHead(HeadWeights.of(net.head, None))
     corrected = [fast.net.config.corrects(depth) for depth in range(1, fast.depth + 1)]
-    fast.chains = Chains(Rollout(fast._causal.weights, embed, corrected))
+    fast.chains = Chains(Rollout(fast._kernel.weights, embed, corrected))
     return made[0], made[1]
 
 
