@@ -24,7 +24,7 @@ from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine, unavailable
 from outpace.serve.requests import SharedFields
-from outpace.serve.service import Order, Service
+from outpace.serve.service import EngineInputs, Service
 from outpace.serve.tool_calls import CallReader
 
 LEAST = -9999.0
@@ -248,7 +248,7 @@ class Answer:
 
     service: Service
     body: SharedFields
-    order: Order
+    inputs: EngineInputs
     form: Form
     deadline: Deadline
 
@@ -280,7 +280,7 @@ class Answer:
     async def events(self, inbox: Inbox) -> AsyncIterator[bytes]:
         """The body of an answer that is streamed. An error is the last event before [DONE]."""
         try:
-            for index in range(self.order.samples):
+            for index in range(self.inputs.samples):
                 for choice in self.form.opening(index):
                     yield self._event([choice])
             async for index, news in self._news(inbox):
@@ -308,7 +308,7 @@ class Answer:
             is_first = index not in self._traces
             choices[0]["outpace"] = self._trace(index).describe(event)
             if is_first:
-                parts = computed_by(self.order.proposer)
+                parts = computed_by(self.inputs.proposer)
                 choices[0]["outpace"]["computed_by"] = {"target": self._model.target.computed_by, **parts}
         return choices
 
@@ -319,7 +319,7 @@ class Answer:
 
     async def _news(self, inbox: Inbox) -> AsyncIterator[News]:
         """All events and results until the last choice ends."""
-        while len(self._samples) < self.order.samples:
+        while len(self._samples) < self.inputs.samples:
             try:
                 index, news = await inbox.get(self.deadline.at)
             except TimeoutError as error:
@@ -346,11 +346,11 @@ class Answer:
 
     def _reported(self, choice: dict[str, Any]) -> dict[str, Any]:
         if self.body.options.report:
-            choice["outpace"] = report(self._samples[choice["index"]], self.order.method)
+            choice["outpace"] = report(self._samples[choice["index"]], self.inputs.method)
         return choice
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._samples.items(), self.order.params.n)
+        return usage(self._samples.items(), self.inputs.params.n)
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
         chunk = {**self._head, "object": self.form.piece_kind, "choices": choices}
@@ -376,13 +376,13 @@ class EventStream(StreamingResponse):
 
 
 async def answer(
-    request: Request, service: Service, body: SharedFields, order: Order, form: Form, deadline: Deadline
+    request: Request, service: Service, body: SharedFields, inputs: EngineInputs, form: Form, deadline: Deadline
 ) -> Response:
-    """Run an order and answer it, or raise `ApiError`; it is cancelled if the client leaves."""
-    made = Answer(service, body, order, form, deadline)
+    """Run a request and answer it, or raise `ApiError`; it is cancelled if the client leaves."""
+    made = Answer(service, body, inputs, form, deadline)
     async with AsyncExitStack() as stack:
         async with deadline.enforced():
-            inbox = await stack.enter_async_context(service.running(order))
+            inbox = await stack.enter_async_context(service.running(inputs))
         if body.stream:
             return EventStream(made.events(inbox), stack.pop_all())
         value = await _unless_gone(request, made.whole(inbox))

@@ -45,9 +45,9 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         data = await request.body()
         with service.reading():
             async with deadline.enforced():
-                body, order = await prepared(service, kind, data)
+                body, inputs = await prepared(service, kind, data)
         entry = request.scope["state"]["entry"]
-        entry |= {"decoded_by": order.method, "prompt_tokens": sum(map(len, order.prompts))}
+        entry |= {"decoded_by": inputs.method, "prompt_tokens": sum(map(len, inputs.prompts))}
         entry["stream"] = bool(body.stream)
         if service.settings.log_prompts:
             entry["body"] = body.model_dump(exclude_unset=True, by_alias=True)
@@ -57,7 +57,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             if isinstance(body, ChatRequest)
             else CompletionForm(service.pieces, has_logprobs)
         )
-        return await answer(request, service, body, order, form, deadline)
+        return await answer(request, service, body, inputs, form, deadline)
 
     @app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:

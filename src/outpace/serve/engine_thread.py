@@ -65,8 +65,8 @@ class EngineThread:
     continue. `on_fault` gets every such exception.
     """
 
-    def __init__(self, engine: Engine, watcher: Metrics, on_fault: Callable[[Exception], None]) -> None:
-        self._engine, self._watcher, self._on_fault = engine, watcher, on_fault
+    def __init__(self, engine: Engine, metrics: Metrics, on_fault: Callable[[Exception], None]) -> None:
+        self._engine, self._metrics, self._on_fault = engine, metrics, on_fault
         self._changed = Condition()
         self._new: list[Job] = []
         self._jobs: list[Job] = []
@@ -86,8 +86,8 @@ class EngineThread:
             jobs = [*self._jobs, *self._new]
         return [session for job in jobs for session in job.sessions if not session.has_ended]
 
-    def watch(self, job: Job) -> None:
-        """Advance a job from now on."""
+    def add(self, job: Job) -> None:
+        """Make steps for a job, and send its events, until it ends."""
         with self._changed:
             self._new.append(job)
             self._changed.notify()
@@ -110,7 +110,7 @@ class EngineThread:
                 self._find_the_fault()
             for session in [session for session in self._waiting if session.slot is not None or session.has_ended]:
                 self._waiting.discard(session)
-                self._watcher.placed(session)
+                self._metrics.placed(session)
             for job in self._jobs:
                 if news := self._news_of(job):
                     job.inbox.put(news)
@@ -146,13 +146,13 @@ class EngineThread:
             is_over = session.has_ended or fault is not None  # before events are read: they may not grow afterwards
             for event in session.events[job.sent[index] :]:
                 job.sent[index] += 1
-                self._watcher.stepped(session, event)
+                self._metrics.stepped(session, event)
                 news.append((job.first_choice + index, event))
             if is_over:
                 outcome = fault if fault is not None else self._outcome(session)
                 job.has_ended[index] = True
                 self._waiting.discard(session)
-                self._watcher.ended(session, outcome)
+                self._metrics.ended(session, outcome)
                 news.append((job.first_choice + index, outcome))
         return news
 

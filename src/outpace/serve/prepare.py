@@ -14,7 +14,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
-from outpace.serve.service import Order, Service, drafting
+from outpace.serve.service import EngineInputs, Service, drafting
 from outpace.serve.tool_calls import OPEN, arguments_of, call_grammar
 
 Body = TypeVar("Body", bound=SharedFields)
@@ -28,14 +28,14 @@ SAME_NAMES = tuple(name for name in SharedFields.model_fields if name in setting
 _MARKS = np.isin(np.arange(256), list(b",:[{"))
 
 
-async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Body, Order]:
-    """A request's body and the engine's input, made outside the event loop."""
+async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Body, EngineInputs]:
+    """A request's body and what the engine gets of it, made outside the event loop."""
 
-    def work() -> tuple[Body, Order]:
+    def work() -> tuple[Body, EngineInputs]:
         body = parsed(kind, data, MOST_ENTRIES + service.model.target.max_length)
-        return body, ordered(service, body)
+        return body, engine_inputs(service, body)
 
-    return await service.prepared(work)  # type: ignore[no-any-return]
+    return await service.in_thread(work)  # type: ignore[no-any-return]
 
 
 def parsed(kind: type[Body], data: bytes, most: int) -> Body:
@@ -65,8 +65,8 @@ def _entries(data: bytes) -> int:
     return int(np.count_nonzero(np.searchsorted(quotes, np.flatnonzero(_MARKS[text])) % 2 == 0))
 
 
-def ordered(service: Service, body: SharedFields) -> Order:
-    """The engine's input; `ApiError` where a field cannot be honoured."""
+def engine_inputs(service: Service, body: SharedFields) -> EngineInputs:
+    """What the engine gets of a request; `ApiError` where a field cannot be honoured."""
     model = service.model
     service.check_name(body.model)
     options = body.options
@@ -80,7 +80,7 @@ def ordered(service: Service, body: SharedFields) -> Order:
         raise ApiError(400, str(error), "outpace.method") from error
     prompts = _prompts(model, body)
     params = _params(model, body, _limit(body, prompts, model.target.max_length))
-    return Order(prompts, params, method, proposer, budget)
+    return EngineInputs(prompts, params, method, proposer, budget)
 
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:

@@ -51,8 +51,8 @@ def _check_files(name: str, spec: MethodSpec) -> None:
 
 
 @dataclass(frozen=True)
-class Order:
-    """The engine's input for a request."""
+class EngineInputs:
+    """What the engine gets of a request."""
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
@@ -144,19 +144,19 @@ class Service:
         return len(running), len(sessions) - len(running), sum(session.written for session in running) / rows
 
     @asynccontextmanager
-    async def running(self, order: Order) -> AsyncIterator[Inbox]:
-        """Where the news of an order arrive; what has not ended when the block is left is cancelled."""
-        self.check_capacity(order.samples, param="n" if len(order.prompts) == 1 else "prompt")
-        self._admitted += order.samples
+    async def running(self, inputs: EngineInputs) -> AsyncIterator[Inbox]:
+        """Run a request: yields where its news arrive; what has not ended when the block is left is cancelled."""
+        self.check_capacity(inputs.samples, param="n" if len(inputs.prompts) == 1 else "prompt")
+        self._admitted += inputs.samples
         inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
         began = time.monotonic()
         try:
-            await self._add(order, inbox, jobs)
+            await self._add(inputs, inbox, jobs)
             yield inbox
         finally:
             for job in jobs:
                 job.cancel()
-            self._admitted -= order.samples
+            self._admitted -= inputs.samples
             self._recent += 0.1 * (time.monotonic() - began - self._recent)
 
     @contextmanager
@@ -169,7 +169,7 @@ class Service:
         finally:
             self._read -= 1
 
-    async def prepared(self, work: Any) -> Any:
+    async def in_thread(self, work: Any) -> Any:
         """Run slow work, such as encoding a prompt, outside the event loop."""
         _ = self.model  # nothing is begun while the server shuts down
         try:
@@ -179,17 +179,17 @@ class Service:
         except Exception as error:
             raise from_engine(error) from error
 
-    async def _add(self, order: Order, inbox: Inbox, jobs: list[Job]) -> None:
+    async def _add(self, inputs: EngineInputs, inbox: Inbox, jobs: list[Job]) -> None:
         model, thread = self.model, self._thread
         assert thread is not None
-        params = await self.prepared(lambda: model.resolved(order.params))
-        for index, prompt in enumerate(order.prompts):
-            sessions = await self.prepared(
-                lambda prompt=prompt: model.engine.add(prompt, params, order.proposer, order.budget)
+        params = await self.in_thread(lambda: model.resolved(inputs.params))
+        for index, prompt in enumerate(inputs.prompts):
+            sessions = await self.in_thread(
+                lambda prompt=prompt: model.engine.add(prompt, params, inputs.proposer, inputs.budget)
             )
             jobs.append(Job(sessions, index * params.n, inbox))
         for job in jobs:
-            thread.watch(job)
+            thread.add(job)
 
     def check_capacity(self, samples: int, others: int = 0, param: str | None = None) -> None:
         """Refuse samples for which the queue has no place, given others that are about to be admitted. `param`: the

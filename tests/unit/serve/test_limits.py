@@ -204,7 +204,7 @@ def test_a_request_that_takes_too_long(model: Model, monkeypatch: pytest.MonkeyP
         with pytest.raises(openai.APIError, match="took longer"):
             one.chat(max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
         one.assert_idle()
-        monkeypatch.setattr(one.service, "prepared", slowly)
+        monkeypatch.setattr(one.service, "in_thread", slowly)
         assert error_of(one.post(CHAT), 504)["type"] == "timeout_error"
         one.assert_idle()
 
