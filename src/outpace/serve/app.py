@@ -19,10 +19,10 @@ from outpace import __version__
 from outpace.methods.catalog import methods
 from outpace.serve.answers import ChatForm, ClientGone, CompletionForm, Deadline, answer
 from outpace.serve.errors import ApiError, ErrorAnswer
+from outpace.serve.middleware import Middleware
 from outpace.serve.prepare import prepared
 from outpace.serve.requests import ChatRequest, CompletionRequest
 from outpace.serve.service import Service
-from outpace.serve.shield import Shield
 
 
 def create_app(service: Service) -> FastAPI:
@@ -34,7 +34,7 @@ def create_app(service: Service) -> FastAPI:
     _add_errors(app, service)
     add_playground(app)
     describe(app)
-    app.add_middleware(Shield, settings=service.settings, log=service.log)
+    app.add_middleware(Middleware, settings=service.settings, log=service.log)
     return app
 
 

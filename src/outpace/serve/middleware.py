@@ -22,8 +22,8 @@ class NotRead(Exception):
     """A client that leaves its answer unread."""
 
 
-class Shield:
-    """Middleware around the whole app."""
+class Middleware:
+    """Wraps the whole app."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, log: Any) -> None:
         self._app, self._settings, self._log = app, settings, log
