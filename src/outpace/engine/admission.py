@@ -74,28 +74,20 @@ class Roster:
         """Forget the contents of free slots."""
         self._left.clear()
 
-    def room(self) -> int:
-        """How many slots no request is in."""
-        return len(self._slots) - sum(session.slot is not None for session in self.running())
-
-    def taken(self) -> set[int]:
-        """The slots in use."""
-        return {session.slot for session in self.running() if session.slot is not None}
-
-    def idle(self) -> list[int]:
-        """Slots that may be evicted, those that are needed least first: without contents, then left."""
-        taken = self.taken()
-        free = [slot for slot in self._slots if slot not in taken and slot not in self._left]
-        return [*free, *(slot for slot in self._left if slot not in taken)]
+    def free(self) -> list[int]:
+        """The free slots, those that are needed least first: without contents, then left."""
+        taken = {session.slot for session in self.running()}
+        empty = [slot for slot in self._slots if slot not in taken and slot not in self._left]
+        return [*empty, *(slot for slot in list(self._left) if slot not in taken)]  # any thread may ask
 
     def evict(self, slot: int) -> None:
-        """Forget the contents of an idle slot."""
+        """Forget the contents of a free slot."""
         self._left.pop(slot, None)
 
     def spare_slot(self, wanted: int | None = None) -> int | None:
-        """A slot that may be overwritten; None if there is none."""
-        idle = self.idle()
-        spare = wanted if wanted in idle else next(iter(idle), None)
+        """A free slot, which may be overwritten; None if there is none."""
+        free = self.free()
+        spare = wanted if wanted in free else next(iter(free), None)
         if spare is not None:
             self.evict(spare)
         return spare
@@ -110,8 +102,8 @@ class Admission:
     def admit(self, sessions: Sequence[Session]) -> None:
         """Give slots to waiting requests, in order of arrival."""
         # A request that waits for another's prompt counts as admitted.
-        room = self._roster.room()
-        for session in [session for session in sessions if session.slot is None][:room]:
+        count = len(self._roster.free())
+        for session in [session for session in sessions if session.slot is None][:count]:
             found, length = self._longest(session)
             if self._is_coming(session, length, sessions):
                 continue
@@ -135,22 +127,22 @@ class Admission:
 
     def _has_memory(self, session: Session, own: int | None, needed: int | None = None) -> bool:
         """Whether there is memory for all rows of a request, in the slot `own` or a new one. If need be, and if that
-        suffices, contents of other idle slots are dropped for it, but not those of the slot `needed`."""
+        suffices, contents of other free slots are dropped for it, but not those of the slot `needed`."""
         memory = self._target.memory
         if memory.budget is None:
             return True
         reserved = {other.slot: self._most(other) for other in self._roster.running() if other.slot is not None}
         slots = [slot for slot in range(self._target.max_slots) if slot != own]
-        free = memory.budget - max(self._most(session), 0 if own is None else memory.held(own))
-        free -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
-        idle = [slot for slot in self._roster.idle() if slot not in (own, needed)]
-        if free + sum(map(memory.held, idle)) < 0:
+        left = memory.budget - max(self._most(session), 0 if own is None else memory.held(own))
+        left -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
+        others = [slot for slot in self._roster.free() if slot not in (own, needed)]
+        if left + sum(map(memory.held, others)) < 0:
             return False  # it waits for a running request, whose end may leave memory enough
-        for slot in idle:
-            if free >= 0:
+        for slot in others:
+            if left >= 0:
                 break
             self._roster.evict(slot)
-            free += memory.held(slot)
+            left += memory.held(slot)
             self._target.rewind_slot(slot, 0)
             memory.trim(slot)
         return True

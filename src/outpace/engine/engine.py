@@ -173,8 +173,8 @@ class Engine:
 
     @property
     def free_slots(self) -> int:
-        """Slots without a request."""
-        return self.target.max_slots - len(self._roster.taken())
+        """How many slots no request is in."""
+        return len(self._roster.free())
 
     @property
     def shares_prefixes(self) -> bool:
