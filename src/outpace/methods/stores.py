@@ -25,7 +25,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest, NoDrafter
 from outpace.methods.catalog import MethodLike, MethodSpec, build_proposer, parse_method
 from outpace.methods.defaults import default_method, settled
-from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
+from outpace.models.draft import EARLY_EXIT, DraftModel, load_draft_model
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
 from outpace.models.target import TransformersTarget
@@ -135,7 +135,7 @@ class DrafterStore:
         if self._named is not None and _is_net(self._named):
             raise InvalidRequest(f"drafter={self._drafter!r} is a trained net, and this method needs a language model")
         if self._model is None:
-            self._model = load_drafter(None if place is None else place.name, self._target, self._codec)
+            self._model = load_draft_model(None if place is None else place.name, self._target, self._codec)
         return self._model
 
     def net(self, kind: str | None) -> nn.Module:

@@ -119,7 +119,7 @@ def level_scores(model: PackedModel, growths: Sequence[DraftRows], head: SubsetH
     return (head or model.head).own_scores(torch.cat(last))
 
 
-def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> DraftModel:
+def load_draft_model(name: str | None, target: PackedModel, codec: TextCodec) -> DraftModel:
     """The draft model for a target.
 
     Args:
@@ -214,7 +214,7 @@ def build_bare(config: "PretrainedConfig", dtype: torch.dtype, attention: str, s
 
 
 def write_bare(decoder: "PreTrainedModel", folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
-    """Write a decoder of `build_bare` in the format that `load_drafter` reads.
+    """Write a decoder of `build_bare` in the format that `load_draft_model` reads.
 
     Args:
         decoder: of `build_bare`.

@@ -15,7 +15,7 @@ import outpace
 from outpace.drafters.draft_lm.net import BareLM, SmallSizes, make_bare, make_small, small_config
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.draft import DraftModel, DraftRows, load_drafter
+from outpace.models.draft import DraftModel, DraftRows, load_draft_model
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.target import TransformersTarget
@@ -112,7 +112,7 @@ def test_what_is_written_drafts(family: str, tmp_path: Path) -> None:
     small.write(tmp_path / "new" / "draft", CODEC, torch.bfloat16)
     assert json.loads((tmp_path / "new" / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
     assert all(weight.dtype == torch.float32 for weight in small.parameters()), "training goes on"
-    draft = load_drafter(str(tmp_path / "new" / "draft"), target, CODEC)
+    draft = load_draft_model(str(tmp_path / "new" / "draft"), target, CODEC)
     with torch.no_grad():
         for weight in small.parameters():
             weight.copy_(weight.bfloat16())
@@ -160,7 +160,7 @@ def test_a_bare_one_drafts_as_it_was_written(family: str, tmp_path: Path, recwar
     with safe_open(tmp_path / "draft" / "model.safetensors", framework="pt") as file:
         assert not [name for name in file.keys() if VOCAB in file.get_slice(name).get_shape()]  # noqa: SIM118
     state = torch.get_rng_state()
-    draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
+    draft = load_draft_model(str(tmp_path / "draft"), target, CODEC)
     assert torch.equal(torch.get_rng_state(), state)
     assert draft.embedding is target.embedding
     assert draft.head is target.head
@@ -205,7 +205,7 @@ def test_training_a_bare_one_on_a_target_in_bfloat16(family: str, tmp_path: Path
     small.write(tmp_path / "draft", CODEC, torch.bfloat16)
     assert {one.dtype for one in load_file(tmp_path / "draft" / "model.safetensors").values()} == {torch.bfloat16}
     assert {weight.dtype for weight in small.parameters()} == {torch.float32}
-    draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
+    draft = load_draft_model(str(tmp_path / "draft"), target, CODEC)
     assert (draft.dtype, draft.embedding) == (target.dtype, target.embedding)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         agreed = small.logits(small(IDS[:1])[0]).argmax(-1) == logits_of(draft).argmax(-1)
@@ -231,7 +231,7 @@ def test_a_config_of_another_drafter_is_refused(changes: dict[str, Any], message
     file = tmp_path / "draft" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ModelError, match=message):
-        load_drafter(str(tmp_path / "draft"), target, CODEC)
+        load_draft_model(str(tmp_path / "draft"), target, CODEC)
 
 
 def test_a_target_with_other_tokens_is_refused(tmp_path: Path) -> None:
@@ -241,10 +241,10 @@ def test_a_target_with_other_tokens_is_refused(tmp_path: Path) -> None:
     other = byte_tokenizer()
     other.add_tokens(["<added>"])
     with pytest.raises(ModelError, match=r"made for one with outpace_vocabulary='.*; load the target it was trained"):
-        load_drafter(str(tmp_path / "draft"), target, TextCodec(other, "other"))
+        load_draft_model(str(tmp_path / "draft"), target, TextCodec(other, "other"))
     padded = byte_tokenizer()
     padded.add_tokens(["[PAD257]"])  # as in a GGUF file of the target
-    load_drafter(str(tmp_path / "draft"), target, TextCodec(padded, "padded"))
+    load_draft_model(str(tmp_path / "draft"), target, TextCodec(padded, "padded"))
 
 
 def test_a_file_that_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
@@ -254,10 +254,10 @@ def test_a_file_that_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
     file = tmp_path / "draft" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ModelError, match="cut off"):
-        load_drafter(str(tmp_path / "draft"), target, CODEC)
+        load_draft_model(str(tmp_path / "draft"), target, CODEC)
     file.rename(tmp_path / "draft" / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"draft: holds no model\.safetensors"):
-        load_drafter(str(tmp_path / "draft"), target, CODEC)
+        load_draft_model(str(tmp_path / "draft"), target, CODEC)
 
 
 def test_a_bare_one_is_no_target(tmp_path: Path) -> None:

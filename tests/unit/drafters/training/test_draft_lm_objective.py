@@ -24,7 +24,7 @@ from outpace.drafters.training.batch import TrainingSample, all_anchors, collate
 from outpace.lib.checkpoint import INDEX, WEIGHTS, read_object
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.draft import load_drafter
+from outpace.models.draft import load_draft_model
 from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
 from outpace.train.trainer import simulate
@@ -97,7 +97,7 @@ def test_training_helps_and_simulated_rounds_are_the_engines(kind: str, gain: fl
     """
     objective, target = trained(kind), tiny.target()
     objective.net.write(tmp_path / "draft", CODEC, torch.float32)
-    draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
+    draft = load_draft_model(str(tmp_path / "draft"), target, CODEC)
     around = BuildContext(target.vocab_size, target.device, lambda: draft, target)
     proposer = build_proposer(parse_method(f"linear:budget={objective.depth}"), around)
     before, after = (pairs.played(one) for one in (fresh(kind), objective))
