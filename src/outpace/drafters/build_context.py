@@ -18,7 +18,7 @@ SHIPPED, NOTHING = "shipped", "none"
 """Instead of a warm-up's file: what ships for the target, or nothing."""
 
 
-class Drafted(Protocol):
+class TargetParts(Protocol):
     """What trained drafters take of the target that they draft for: ours, or one inside another engine. `embedding`:
     ids [T] to [T, H]."""
 
@@ -59,7 +59,7 @@ class BuildContext:
     vocab_size: int
     device: torch.device
     draft_model: Callable[[], DraftModel]
-    target: Drafted | None = None
+    target: TargetParts | None = None
     net: Callable[[], nn.Module] | None = None
     vocabulary: Path | None = None
     fingerprint: Callable[[], str] | None = None
@@ -103,7 +103,7 @@ class BuildContext:
         file = self.read("vocabulary", None if file == EVERY_ID else file, EVERY_ID)
         return None if file is None else load_vocabulary(file, self.vocab_size)
 
-    def trained(self, net: type[N], method: str, kind: str) -> tuple[N, Drafted]:
+    def trained(self, net: type[N], method: str, kind: str) -> tuple[N, TargetParts]:
         """The trained drafter in the target's dtype and on its device, and the target.
 
         Args:

@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import CPU_NODES, BuildContext, Drafted
+from outpace.drafters.build_context import CPU_NODES, BuildContext, TargetParts
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.source import block_source
@@ -22,7 +22,7 @@ As there, it takes no more rows than the block: its default budget is what the b
 
 def trained_block(
     options: ModelOptions, context: BuildContext, net_class: type[N], method: str
-) -> tuple[N, Drafted, LmHead | SubsetHead]:
+) -> tuple[N, TargetParts, LmHead | SubsetHead]:
     """A block drafter, its target, and the head over the ids that it drafts. `method`: its name and its kind's."""
     net, target = context.trained(net_class, method, method)
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
