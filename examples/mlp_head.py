@@ -125,7 +125,7 @@ MLP_HEAD = DrafterKind(
             NAME,
         )
     },
-    objective=training,
+    training=training,
     serves=("domino", "dflash"),
     new="head.",
 )

@@ -67,7 +67,7 @@ class TrainGroup(Group):
         from outpace.drafters.kinds import kinds
         from outpace.drafters.training.settings import RegenerateSettings
 
-        trained = {name: kind.title for name, kind in kinds().items() if kind.objective is not None}
+        trained = {name: kind.title for name, kind in kinds().items() if kind.training is not None}
         made = {name: train_command(name, title) for name, title in trained.items()}
         return made | {"regenerate": _with_options(regenerate, RegenerateSettings)}
 

@@ -21,13 +21,13 @@ class Training:
     """How a kind of drafter is trained.
 
     Attributes:
-        net, objective: classes of the settings in the sections of these names.
+        net_settings, objective_settings: classes of the sections `net` and `objective`.
         build: makes the objective from both, the target, the facts of the data and a seed.
         recipe: its authors' settings where they differ from the defaults, by section and field.
     """
 
-    net: type[BaseModel]
-    objective: type[BaseModel]
+    net_settings: type[BaseModel]
+    objective_settings: type[BaseModel]
     build: Callable[..., Any]
     recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class DrafterKind:
         layouts: public layouts that it is written in, with their writers; the first is the default.
         methods: methods that draft with it, by name; the first is its own.
         default_method: where a drafter of this kind is named and no method; the first one unless stated.
-        objective: imports and returns how it is trained; None for a kind that `outpace train` does not offer. A
+        training: imports and returns how it is trained; None for a kind that `outpace train` does not offer. A
             function, so that the table does not import training code.
         serves: other kinds whose methods its checkpoints serve too.
         new: prefix of the parameters that a checkpoint to start training from may lack.
@@ -61,7 +61,7 @@ class DrafterKind:
     layouts: Mapping[str, Writer] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
     default_method: str = ""
-    objective: Callable[[], Training] | None = None
+    training: Callable[[], Training] | None = None
     serves: tuple[str, ...] = ()
     new: str | None = None
     vllm: str | None = None
@@ -72,7 +72,7 @@ class DrafterKind:
                 raise MethodError(
                     f"DrafterKind {self.name!r}: method {name!r} has drafter={method.drafter!r}; state {self.name!r}"
                 )
-        if self.objective is not None and self.net is not None and not self.layouts:
+        if self.training is not None and self.net is not None and not self.layouts:
             raise MethodError(f"DrafterKind {self.name!r}: it is trained, and has no layouts to write it in; state one")
         if self.default_method == "" and self.methods:
             object.__setattr__(self, "default_method", next(iter(self.methods)))

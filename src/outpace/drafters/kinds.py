@@ -42,7 +42,7 @@ from outpace.lib.errors import ModelError
 from outpace.lib.plugins import plugins
 
 
-def _objective(package: str) -> partial[Any]:
+def _training(package: str) -> partial[Any]:
     """Imports and returns how a kind is trained."""
     return partial(resolve_name, f"outpace.drafters.{package}.objective:TRAINING")
 
@@ -66,7 +66,7 @@ _ROWS = (
         layouts=_layouts(export_dspark, "specforge"),
         methods=dspark.METHODS,
         default_method="outpace:draft=dspark",
-        objective=_objective("dspark"),
+        training=_training("dspark"),
         new="head.",
     ),
     DrafterKind(
@@ -78,7 +78,7 @@ _ROWS = (
         layouts=_layouts(export_dflash2, "z-lab"),
         methods=dflash2.METHODS,
         default_method="outpace:draft=dflash2",
-        objective=_objective("dflash2"),
+        training=_training("dflash2"),
     ),
     DrafterKind(
         name="domino",
@@ -89,7 +89,7 @@ _ROWS = (
         layouts=_layouts(export_domino, "domino", "sglang"),
         methods=domino.METHODS,
         default_method="outpace:draft=domino",
-        objective=_objective("domino"),
+        training=_training("domino"),
         serves=("dflash",),
         new="head.",
         vllm="dflash",
@@ -103,7 +103,7 @@ _ROWS = (
         layouts=_layouts(export_lattice, "lattice"),
         methods=lattice.METHODS,
         default_method="outpace:draft=lattice",
-        objective=_objective("lattice"),
+        training=_training("lattice"),
         new="pair_head.",
     ),
     DrafterKind(
@@ -115,7 +115,7 @@ _ROWS = (
         layouts=_layouts(export_dflash, "z-lab"),
         methods=dflash.METHODS,
         default_method="outpace:draft=dflash",
-        objective=_objective("dflash"),
+        training=_training("dflash"),
         vllm="dflash",
     ),
     DrafterKind(
@@ -126,7 +126,7 @@ _ROWS = (
         read=read_dart,
         layouts=_layouts(export_dart, "dart"),
         methods=dart.METHODS,
-        objective=_objective("dart"),
+        training=_training("dart"),
     ),
     DrafterKind(
         name="eagle3",
@@ -137,7 +137,7 @@ _ROWS = (
         layouts=_layouts(export_eagle3, "midlayer", "speculators", HEADLESS),
         methods=eagle3.METHODS,
         default_method="outpace:draft=eagle3",
-        objective=_objective("eagle3"),
+        training=_training("eagle3"),
         vllm="eagle3",
     ),
     DrafterKind(
@@ -148,14 +148,14 @@ _ROWS = (
         read=read_medusa,
         layouts=_layouts(export_medusa, "authors", "vllm"),
         methods={**medusa.METHODS, **tokenswift.METHODS},
-        objective=_objective("medusa"),
+        training=_training("medusa"),
     ),
     DrafterKind(
         name=LANGUAGE_MODEL,
         title="A small language model distilled from the target, for linear, fixed and dynatree.",
         methods=draft_lm.METHODS,
         default_method="outpace:draft=linear",
-        objective=_objective("draft_lm"),
+        training=_training("draft_lm"),
         vllm="draft_model",
     ),
 )

@@ -108,7 +108,7 @@ def test_no_default_of_training_is_written_twice() -> None:
     """Guards against an option of a command or a function with its own default, as `outpace train regenerate` had."""
     sections: list[Any] = [DataSettings, RegenerateSettings, TrainingSettings]
     for kind in KINDS:
-        sections += [training_of(kind).net, training_of(kind).objective]
+        sections += [training_of(kind).net_settings, training_of(kind).objective_settings]
     names = {name for section in sections for name in section.model_fields}
     source = Path(outpace.__file__).parent
     files = [source / "cli" / "train.py", *(source / "train").glob("*.py"), *source.glob("drafters/*/objective.py")]

@@ -122,7 +122,7 @@ def training_of(kind: str) -> "Training":
     """How a kind of drafter is trained."""
     from outpace.drafters.kinds import kinds  # imports all networks, which settings do not need
 
-    trained = {name: row.objective for name, row in kinds().items() if row.objective is not None}
+    trained = {name: row.training for name, row in kinds().items() if row.training is not None}
     if kind not in trained:
         raise InvalidRequest(f"method={kind!r}: cannot be trained; choose one of {', '.join(trained)}")
     return trained[kind]()
@@ -131,7 +131,7 @@ def training_of(kind: str) -> "Training":
 def settings_of(kind: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
     """A kind's recipe, overridden by a YAML file, overridden by dotted options."""
     training = training_of(kind)
-    return assemble(training.net, training.objective, training.recipe, file, overrides)
+    return assemble(training.net_settings, training.objective_settings, training.recipe, file, overrides)
 
 
 def assemble(

@@ -110,7 +110,7 @@ def test_a_kind_without_layouts_is_only_read(
     layout: str | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a package's kind whose drafters end in a bare StopIteration, after hours of training too."""
-    kind, net = replace(KINDS["dart"], layouts={}, objective=None), load_net(str(folder / "dart-own"))
+    kind, net = replace(KINDS["dart"], layouts={}, training=None), load_net(str(folder / "dart-own"))
     for module in ("convert", "kinds"):
         monkeypatch.setattr(f"outpace.drafters.{module}.kind_of", lambda net: kind)
     with pytest.raises(ModelError, match="kind dart: such drafters can only be read"):
