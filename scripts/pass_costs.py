@@ -15,13 +15,13 @@ import torch
 
 import outpace
 from outpace.core.tree import DraftTree, Topology
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 ROWS, CONTEXTS, REQUESTS = (1, 2, 4, 8, 16, 32, 64), (512, 1024, 2048, 4000), (1, 2, 4, 8, 16)
 REPEATS = 9
 
 
-def pass_ms(target: TransformersTarget, requests: int, rows: int, context: int) -> float:
+def pass_ms(target: PackedTarget, requests: int, rows: int, context: int) -> float:
     """Median milliseconds of a pass of some requests with so many rows each behind so many tokens."""
     for slot in range(requests):
         target.kv.lengths[slot] = context

@@ -23,7 +23,7 @@ from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
 from outpace.models.packed import PassPart
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.sampling.draw import match
 from outpace.testing import decode
 from outpace.trees.proposer import StaticProposer
@@ -75,7 +75,7 @@ class Latency:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        target = TransformersTarget(self._model, context + 64, batch, (), pack=False, tiled=True)
+        target = PackedTarget(self._model, context + 64, batch, (), pack=False, tiled=True)
         for storage in (target.kv.keys, target.kv.values):
             storage.normal_()
         target.kv.lengths = [context] * batch
@@ -99,7 +99,7 @@ class Latency:
         return found
 
     def _round(self, batch: int, new_tokens: int) -> dict[str, float]:
-        target = TransformersTarget(self._model, 64 + new_tokens, batch, (), pack=False, tiled=True)
+        target = PackedTarget(self._model, 64 + new_tokens, batch, (), pack=False, tiled=True)
         embedding = self._model.get_input_embeddings()
         source = block_source(self._domino, embedding, target.head, target.max_length, batch)
         source.slots.tiled = True  # a CPU goes through what a GPU does
@@ -113,7 +113,7 @@ class Latency:
         phases["bookkeeping"] = metrics.decode_ms - sum(phases.values())
         return {name: round(spent / max(metrics.steps, 1), 4) for name, spent in phases.items()}
 
-    def _engine_pass(self, target: TransformersTarget, rows: int) -> dict[str, Any]:
+    def _engine_pass(self, target: PackedTarget, rows: int) -> dict[str, Any]:
         """What the engine calls for a tree of every request, tables and head included: launched one by one, and over
         static buffers as graphs."""
         trees = [
@@ -122,7 +122,7 @@ class Latency:
         ]
         return self._both_ways(target, lambda: target.run_pass((), range(len(trees)), trees)[1])
 
-    def _both_ways(self, owner: TransformersTarget | NetSlots, work: Work) -> dict[str, Any]:
+    def _both_ways(self, owner: PackedTarget | NetSlots, work: Work) -> dict[str, Any]:
         """Work that its owner captures, or does not."""
         found: dict[str, Any] = {}
         for name, owner.captures in (("eager", False), ("graphs", True)):
@@ -131,7 +131,7 @@ class Latency:
         owner.captures = False
         return found
 
-    def _pass(self, target: TransformersTarget, rows: int) -> Any:
+    def _pass(self, target: PackedTarget, rows: int) -> Any:
         """A pass with its head and the best ids, over tables that are made beforehand."""
         tokens = torch.zeros(rows, dtype=torch.int64)
         parts = [PassPart.of(slot, tokens) for slot in range(len(target.kv.lengths))]
@@ -146,7 +146,7 @@ class Latency:
 
         return work
 
-    def _verdict(self, target: TransformersTarget) -> dict[str, Any]:
+    def _verdict(self, target: PackedTarget) -> dict[str, Any]:
         """Walking a chain of every request on the host, each to its half, with one read of the best ids."""
         rows, batch = self._sizes.block, len(target.kv.lengths)
         best = torch.ones(batch * rows, dtype=torch.int64, device=self._device)
@@ -159,7 +159,7 @@ class Latency:
 
         return self._clock.times(work, graph=False)
 
-    def _commit(self, target: TransformersTarget) -> dict[str, Any]:
+    def _commit(self, target: PackedTarget) -> dict[str, Any]:
         """Moving a branching path of every request into place."""
         path = list(range(0, 2 * (self._sizes.block // 4), 2))
         lengths = list(target.kv.lengths)
@@ -170,7 +170,7 @@ class Latency:
 
         return self._clock.times(work, graph=False)
 
-    def _block_parts(self, net: DFlashNet, target: TransformersTarget) -> dict[str, Any]:
+    def _block_parts(self, net: DFlashNet, target: PackedTarget) -> dict[str, Any]:
         """Features into context, the block, the target's head over all depths."""
         sizes, batch, context = self._sizes, len(target.kv.lengths), target.kv.lengths[0]
         slots = _net_slots(net, batch, context, sizes.block + ACCEPTED)
@@ -210,7 +210,7 @@ class Latency:
             "table_gb": round(table.numel() * table.element_size() / 1e9, 3),
         }
 
-    def _eagle_parts(self, net: Eagle3Net, target: TransformersTarget) -> dict[str, Any]:
+    def _eagle_parts(self, net: Eagle3Net, target: PackedTarget) -> dict[str, Any]:
         """A level of the tree: the net over its rows, and its head with the best ids."""
         sizes, batch, context = self._sizes, len(target.kv.lengths), target.kv.lengths[0]
         breadth = sizes.eagle_breadth

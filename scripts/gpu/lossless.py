@@ -13,7 +13,7 @@ from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import early_exit
 from outpace.models.exactness import probe
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import AdversaryDrafter, OracleDrafter, decode
 from scripts.gpu.sizes import Sizes, random_target
 
@@ -26,13 +26,13 @@ def check_lossless(sizes: Sizes, device: torch.device, new_tokens: int, small: b
     found: dict[str, Any] = {}
     for mode in ("as usual", "exact"):
         exact = mode == "exact"
-        target = TransformersTarget(model, 1024 if not small else 96, 2, (), pack=False, tiled=True, exact=exact)
+        target = PackedTarget(model, 1024 if not small else 96, 2, (), pack=False, tiled=True, exact=exact)
         names = METHODS[:1] if small else METHODS
         found[mode] = {"probe": str(probe(target)), "methods": _race(target, names, new_tokens)}
     return found
 
 
-def _race(target: TransformersTarget, names: tuple[str, ...], new_tokens: int) -> dict[str, Any]:
+def _race(target: PackedTarget, names: tuple[str, ...], new_tokens: int) -> dict[str, Any]:
     engine = Engine(target)
     prompt = torch.randint(target.vocab_size, (20,), generator=torch.Generator().manual_seed(1)).tolist()
     around = BuildContext(target.vocab_size, target.device, lambda: early_exit(target, 1))
@@ -54,7 +54,7 @@ def _decode(engine: Engine, prompt: list[int], proposer: Proposer, new_tokens: i
     return decode(engine, [prompt], [params], [proposer])[0]
 
 
-def _compared(target: TransformersTarget, prompt: list[int], plain: Session, session: Session) -> dict[str, Any]:
+def _compared(target: PackedTarget, prompt: list[int], plain: Session, session: Session) -> dict[str, Any]:
     pairs = zip(plain.generated, session.generated)
     place = next((place for place, (left, right) in enumerate(pairs) if left != right), None)
     if place is None:

@@ -28,7 +28,7 @@ from outpace.methods.stores import ProposerStore
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.loading.load import load_target
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.models.tokenizer import ChatMessage, TextCodec, grammar_tokenizer
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | ChatMessage | Mapping[str, Any]
@@ -198,7 +198,7 @@ class Model:
     def __init__(
         self,
         name: str,
-        target: TransformersTarget,
+        target: PackedTarget,
         codec: TextCodec,
         method: MethodLike | None,
         budget: int | None = None,

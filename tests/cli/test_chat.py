@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from outpace import cli
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.cli.runner import run
 from tests.unit.models.tiny import save_tiny_model
 
@@ -81,16 +81,16 @@ def test_a_person_is_greeted_briefly(
 
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an interrupt that ends the program, or leaves the next turn with half a step in its KV."""
-    run_pass = TransformersTarget.run_pass
+    run_pass = PackedTarget.run_pass
     rounds: list[None] = []
 
-    def interrupted(self: TransformersTarget, chunks: Any, slots: Any, *trees: Any) -> Any:
+    def interrupted(self: PackedTarget, chunks: Any, slots: Any, *trees: Any) -> Any:
         rounds.extend([None] if slots else [])
         if len(rounds) == 4 and slots:
             signal.raise_signal(signal.SIGINT)
         return run_pass(self, chunks, slots, *trees)
 
-    monkeypatch.setattr(TransformersTarget, "run_pass", interrupted)
+    monkeypatch.setattr(PackedTarget, "run_pass", interrupted)
     before = signal.getsignal(signal.SIGINT)
     result = _chat(folder, "Hello\nGo on\n", "--method", "plain")
     assert result.exit_code == 0

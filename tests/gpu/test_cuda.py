@@ -16,7 +16,7 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
 from outpace.models.exactness import probe
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
@@ -31,9 +31,9 @@ from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, rand
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def _target(family: str) -> TransformersTarget:
+def _target(family: str) -> PackedTarget:
     model = stock_model(tiny_config(family), ATTENTION_NAME).to("cuda")  # type: ignore[arg-type]
-    return TransformersTarget(model, max_length=256, max_slots=4, eos_token_ids=())
+    return PackedTarget(model, max_length=256, max_slots=4, eos_token_ids=())
 
 
 def test_a_gpu_promises_no_bits() -> None:
@@ -44,7 +44,7 @@ def test_a_gpu_promises_no_bits() -> None:
 def test_exact_mode_promises_bits_and_keeps_them() -> None:
     """Guards against an exact mode that is exact in the interpreter only."""
     model = stock_model(tiny_config("llama"), ATTENTION_NAME, torch.bfloat16).to("cuda")  # type: ignore[arg-type]
-    target = TransformersTarget(model, max_length=256, max_slots=4, eos_token_ids=(), exact=True)
+    target = PackedTarget(model, max_length=256, max_slots=4, eos_token_ids=(), exact=True)
     assert probe(target).is_bitwise
     prompts = [random_ids(length, length) for length in (5, 40)]
     params = [SamplingParams(max_new_tokens=24, seed=seed) for seed in range(2)]

@@ -13,7 +13,7 @@ from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft
@@ -72,11 +72,11 @@ def plain(prompt: tuple[int, ...], options: int) -> Session:
     return session
 
 
-def _target() -> TransformersTarget:
+def _target() -> PackedTarget:
     return tiny_target(tiny_config("llama"), max_slots=SLOTS)
 
 
-def _engine(target: TransformersTarget) -> Engine:
+def _engine(target: PackedTarget) -> Engine:
     return Engine(target, PairDetokenizer, CHUNK, grammar_tokenizer=_tokenizer)
 
 
@@ -89,7 +89,7 @@ def _tokenizer() -> LLTokenizer:
 class World:
     """An engine on a model of its own, and its methods, each made when it is first asked for."""
 
-    target: TransformersTarget = field(default_factory=_target)
+    target: PackedTarget = field(default_factory=_target)
 
     def __post_init__(self) -> None:
         self.engine = _engine(self.target)

@@ -24,7 +24,7 @@ from outpace.engine.session import Session
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
@@ -144,7 +144,7 @@ def plain(options: str, index: int) -> Session:
     return session
 
 
-def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Sequence[int]]) -> Proposer:
+def proposer_for(case: Case, target: PackedTarget, sequences: Sequence[Sequence[int]]) -> Proposer:
     if case.source in WHOLE:
         return build_proposer(parse_method(WHOLE[case.source]), toy_context(VOCAB))
     if case.source == "recycle":

@@ -11,7 +11,7 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -47,7 +47,7 @@ class LedMatrix(TransitionMatrix):
 
 def union_for(
     case: Case,
-    target: TransformersTarget,
+    target: PackedTarget,
     sequences: Sequence[Sequence[int]],
     plan: str = "always",
     private: bool = False,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class WrittenPrompt:
         pieces: of the prompt, in order.
     """
 
-    target: TransformersTarget
+    target: PackedTarget
     taps: tuple[int, ...]
     pieces: list[_Piece] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class WrittenPrompt:
 
 
 @contextmanager
-def written_once(target: TransformersTarget, taps: Collection[int]) -> Iterator[WrittenPrompt]:
+def written_once(target: PackedTarget, taps: Collection[int]) -> Iterator[WrittenPrompt]:
     """Within it a target computes each prompt once, for the first method that decodes it; one request at a time.
 
     Args:

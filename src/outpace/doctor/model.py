@@ -19,7 +19,7 @@ from outpace.models.exactness import Exactness
 from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear
 from outpace.models.packed import PassPart
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 FEWER_BITS = "use a GGUF file or --quantize int4 (int8 stays closer to the full weights)"
 ROWS, CONTEXT, SECONDS = 16, 64, 2.0
@@ -63,7 +63,7 @@ class Precision:
     has_kernels: bool
 
 
-def precision_of(target: TransformersTarget) -> Precision:
+def precision_of(target: PackedTarget) -> Precision:
     """The precision of a loaded model."""
     variable, lost = held_down(instruction_sets(cpu_flags()))
     return Precision(
@@ -140,7 +140,7 @@ class MeasuredPasses:
 
 
 @torch.inference_mode()
-def measured_passes(target: TransformersTarget, slot: int, seconds: float = SECONDS) -> MeasuredPasses:
+def measured_passes(target: PackedTarget, slot: int, seconds: float = SECONDS) -> MeasuredPasses:
     """Measure passes of a target on the CPU."""
     context = max(1, min(CONTEXT, target.max_length - ROWS))
     ids = torch.arange(context + ROWS) % target.vocab_size
@@ -161,7 +161,7 @@ def measured_passes(target: TransformersTarget, slot: int, seconds: float = SECO
     return MeasuredPasses(one_ms, many_ms, linears_ms, sum(map(_bytes, layers)))
 
 
-def products_of_a_row(target: TransformersTarget) -> list[nn.Module]:
+def products_of_a_row(target: PackedTarget) -> list[nn.Module]:
     """The linear layers whose weights one row reads; of a mixture's experts as many as a row is sent to."""
     idle: set[nn.Module] = set()
     for module in target.decoder.modules():
@@ -220,7 +220,7 @@ def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
     return finding("one call", f"a pass of {family} is computed by {computed_by}", remedy, native=False)
 
 
-def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[str, str]:
+def pass_remedies(target: PackedTarget, problems: Sequence[str]) -> tuple[str, str]:
     """What makes passes of a model cheaper here, and what reduces their overhead. `problems`: names of findings about
     the machine that need a look: they come first."""
     if loaded_kernels() is None:

@@ -18,7 +18,7 @@ from outpace.methods.catalog import MethodLike, MethodSpec, methods, parse_metho
 from outpace.methods.stores import DrafterStore, stored_proposer
 from outpace.methods.union import OutpaceOptions
 from outpace.models.costs_file import identity
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.models.tokenizer import TextCodec
 from outpace.trees.retrieval.suffix import MAX_NGRAM
 
@@ -69,7 +69,7 @@ class Profile(BaseModel):
         return method
 
 
-def profile_file(target: TransformersTarget, name: str) -> Path:
+def profile_file(target: PackedTarget, name: str) -> Path:
     """The file of a model's profile on this machine, in its precision.
 
     Args:
@@ -147,7 +147,7 @@ class Choice:
 
 def choose(
     name: str,
-    target: TransformersTarget,
+    target: PackedTarget,
     codec: TextCodec,
     method: MethodLike | None,
     drafter: str | None,

@@ -28,7 +28,7 @@ from outpace.methods.defaults import default_method, settled
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_draft_model
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.models.tokenizer import TextCodec
 from outpace.trees.grafting import GraftedProposer
 from outpace.trees.proposer import GrowingProposer, StaticProposer
@@ -61,7 +61,7 @@ class DrafterStore:
         ModelError: there is no such drafter, or it cannot be read.
     """
 
-    def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, drafter: str | None) -> None:
+    def __init__(self, name: str, target: PackedTarget, codec: TextCodec, drafter: str | None) -> None:
         self._target, self._codec, self._drafter = target, codec, drafter
         self.shipment = shipped_for(name, target.config, codec)
         self.has_kernels = target.compiled is not None

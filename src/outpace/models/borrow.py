@@ -12,13 +12,13 @@ from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.draft import DraftModel, draft_model_of, warn_if_shorter
 from outpace.models.families import check_supported
 from outpace.models.packed import PackedModel
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pack: bool = False) -> TransformersTarget:
+def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pack: bool = False) -> PackedTarget:
     """A target on a copy of the model's modules that shares its parameters and buffers.
 
     The model itself, its attention implementation included, is never changed. The copy takes milliseconds; make a new
@@ -36,7 +36,7 @@ def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pac
         InvalidRequest: the model is in training mode and has dropout.
     """
     with torch.no_grad():
-        return TransformersTarget(_shared_copy(model), max_length, max_slots, (), pack)
+        return PackedTarget(_shared_copy(model), max_length, max_slots, (), pack)
 
 
 def borrow_draft_model(model: "PreTrainedModel", target: PackedModel) -> DraftModel:

@@ -10,13 +10,13 @@ from platformdirs import user_cache_path
 from outpace.kernels.build import build, loaded_kernels, threads
 from outpace.kernels.instructions import cpu_flags
 from outpace.kernels.linear import KernelLinear
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 # Passes of smaller models are measured anew: it takes no time.
 _SMALL = 20_000_000
 
 
-def identity(target: TransformersTarget) -> str:
+def identity(target: PackedTarget) -> str:
     """A short name of all that the times of a model's passes depend on: its config and precision, and the machine."""
     is_on_gpu = target.device.type == "cuda"
     where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
@@ -29,7 +29,7 @@ def identity(target: TransformersTarget) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def costs_file(target: TransformersTarget) -> Path | None:
+def costs_file(target: PackedTarget) -> Path | None:
     """The file of a model on this machine, with these kernels; None for a model so small that none is kept."""
     config = target.config
     if (

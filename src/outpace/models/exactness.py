@@ -24,7 +24,7 @@ from outpace.lib.stages import stage
 from outpace.models.attention import products
 from outpace.models.layers.linear import PackedLinear, SiblingLinear, is_conv1d
 from outpace.models.packed import PackedModel, PassPart, first_layers, layers_of
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 # Numbers of rows of a product, as batches and trees have them, on both sides of where kernels change.
 _ROWS = (2, 3, 5, 8, 17, 33, 64)
@@ -68,7 +68,7 @@ class Exactness:
 
 @stage("measuring")
 @torch.inference_mode()
-def probe(target: TransformersTarget) -> Exactness:
+def probe(target: PackedTarget) -> Exactness:
     """Compare rows computed alone and with others: products of the model's shapes, attention scores, short passes.
 
     It costs about as much as a prompt of 20 tokens and uses none of the target's slots.
@@ -95,7 +95,7 @@ def probe(target: TransformersTarget) -> Exactness:
     return replace(found, reason=f"{found.reason}; exact=True changes nothing on a CPU")
 
 
-def _probe_cpu(target: TransformersTarget, width: str) -> Exactness:
+def _probe_cpu(target: PackedTarget, width: str) -> Exactness:
     layers = list(chain(target.decoder.modules(), target.head.layer.modules()))
     if any(type(layer) is nn.Linear or is_conv1d(layer) for layer in layers):
         return Exactness("rounding", f"products of layers that are not packed depend on the other rows ({width})")
@@ -161,7 +161,7 @@ def differing_scores(heads: int, groups: int, head_dim: int) -> Iterator[str]:
                     return
 
 
-def differing_passes(target: TransformersTarget) -> Iterator[str]:
+def differing_passes(target: PackedTarget) -> Iterator[str]:
     """Passes in which a token has other hidden states, keys, values or logits than decoded alone. They use the first
     layers, up to one of each kind."""
     decoder, config = first_layers(target.decoder, target.config, _until_every_kind(target.decoder))

@@ -1,4 +1,4 @@
-"""The target: an unmodified transformers model that runs packed draft trees over slots of keys and values."""
+"""The target: an unmodified model that runs packed draft trees over slots of keys and values."""
 
 import itertools
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class TransformersTarget(PackedModel):
+class PackedTarget(PackedModel):
     """Runs trees and prompt chunks of many requests in one packed pass [1, T].
 
     Args:
-        model: a causal LM whose attention implementation is `models.attention.ATTENTION_NAME`, accepted by
-            `models.families`. Its layers are replaced by packed ones where the CPU has them.
+        model: a causal LM of transformers, accepted by `models.families`, whose attention implementation is
+            `models.attention.ATTENTION_NAME`, or a `PlainLM`. A CPU's packed layers replace its own.
         max_length: tokens of one request, prompt and answer together.
         max_slots: requests at a time.
         eos_token_ids: ids that end a request by default.
@@ -90,7 +90,7 @@ class TransformersTarget(PackedModel):
         )
         buckets = (EXACT_ROWS,) if self.exact else HEAD_ROWS
         # By a weak reference: a cycle would keep the weights until the garbage collector comes.
-        self._captured_head = Captured(partial(TransformersTarget._head_outputs, proxy(self)), buckets, self.device)
+        self._captured_head = Captured(partial(PackedTarget._head_outputs, proxy(self)), buckets, self.device)
 
     @property
     def kv_cache_dtype(self) -> str:

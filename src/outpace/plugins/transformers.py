@@ -48,7 +48,7 @@ from outpace.methods.defaults import settled
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
 from outpace.models.loading.shipped import Shipment
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 
 def custom_generate(
@@ -179,7 +179,7 @@ class CustomGenerate:
             requests.append((members, SamplingParams.from_options(**options, seed=seed, n=len(members))))
         return requests
 
-    def _proposer(self, target: TransformersTarget) -> Proposer:
+    def _proposer(self, target: PackedTarget) -> Proposer:
         """The method's proposer. One that learns is kept over calls; a draft model lives as long as its target."""
 
         def draft_model() -> DraftModel:

@@ -17,7 +17,7 @@ from outpace.drafters.eagle3.source import EagleSource
 from outpace.gpu.capture import Bucket
 from outpace.models import attention
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.models.tiny import FAMILIES, stock_model, tiny_config
 
@@ -47,11 +47,11 @@ def attended(query: Tensor, *others: Any) -> Tensor:
 
 
 @pytest.fixture
-def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransformersTarget:
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PackedTarget:
     for module in (attention, net_slots):
         monkeypatch.setattr(module, "attend_plan", attended)
     model = stock_model(tiny_config(request.param), ATTENTION_NAME).to("meta")  # type: ignore[arg-type]
-    return TransformersTarget(model, 64, 2, (), tiled=True)
+    return PackedTarget(model, 64, 2, (), tiled=True)
 
 
 def tables_of(kv: Any, count: int) -> tuple[Bucket, Tensor]:
@@ -64,7 +64,7 @@ def tables_of(kv: Any, count: int) -> tuple[Bucket, Tensor]:
 
 @pytest.mark.parametrize("target", [name for name in FAMILIES if name != "qwen3_moe"], indirect=True)
 @torch.inference_mode()
-def test_the_targets_pass(target: TransformersTarget) -> None:
+def test_the_targets_pass(target: PackedTarget) -> None:
     """Guards against a family whose modules read a position, a length or a mask on the host, or bring constants."""
     bucket, buffer = tables_of(target.kv, 3)
     ids = torch.empty(bucket.rows, dtype=torch.int64, device=META)
@@ -77,7 +77,7 @@ def test_the_targets_pass(target: TransformersTarget) -> None:
 @pytest.mark.parametrize("target", ["llama"], indirect=True)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle3-ranked", "dflash", "dflash-sliding", "domino"])
 @torch.inference_mode()
-def test_passes_of_drafters(target: TransformersTarget, kind: str) -> None:
+def test_passes_of_drafters(target: PackedTarget, kind: str) -> None:
     """Guards against nets whose levels and blocks wait for the device, as a mask or an angle made on the host does."""
     source: EagleSource | BlockSource = source_of(kind, target)
     bucket, buffer = tables_of(source.slots.kv, 3)

@@ -17,14 +17,14 @@ from outpace.gpu import capture
 from outpace.gpu.capture import ROWS, VARIABLE, Bucket, Captured, CapturedPass, Graphs, captures_on
 from outpace.gpu.tree_attention import attend_plan
 from outpace.models.head import EXACT_ROWS
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.gpu.worlds import DEVICE, SMALL, in_order, random_parents, random_world, target_of
 from tests.unit.models.tiny import open_with, random_ids, random_tree
 
 LENGTHS = (30, 5, 41)
 
 
-def written(captures: bool, exact: bool = False) -> TransformersTarget:
+def written(captures: bool, exact: bool = False) -> PackedTarget:
     """A target with three prompts in its slots."""
     target = target_of("llama", exact=exact, **SMALL)
     target.captures = captures
@@ -45,7 +45,7 @@ def random_rounds(count: int) -> list[tuple[list[int], list[DraftTree]]]:
     return rounds
 
 
-def played(target: TransformersTarget, rounds: list[tuple[list[int], list[DraftTree]]]) -> list[Tensor]:
+def played(target: PackedTarget, rounds: list[tuple[list[int], list[DraftTree]]]) -> list[Tensor]:
     """Everything that comes out of the rounds, each of which commits a path; and in the end all that was committed."""
     found = []
     for slots, trees in rounds:

@@ -18,7 +18,7 @@ from outpace.models.exactness import Exactness, probe
 from outpace.models.head import EXACT_ROWS, padded
 from outpace.models.loading import precision
 from outpace.models.packed import PassPart, pieces_of
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.pairwise import covering
 from tests.unit.gpu.worlds import (
     DEVICE,
@@ -144,9 +144,9 @@ def test_exact_mode_is_refused_where_it_could_not_be_had(monkeypatch: pytest.Mon
     """Guards against exact=True that is taken and not kept, and against one that is refused where nothing is amiss."""
     model = stock_model(tiny_config("llama"), ATTENTION_NAME, torch.float32)
     with pytest.raises(InvalidRequest, match="exact=True: a CPU"):
-        probe(TransformersTarget(model, 256, 4, (), pack=False, exact=True))
+        probe(PackedTarget(model, 256, 4, (), pack=False, exact=True))
     monkeypatch.setattr(exactness, "_probe_cpu", lambda *args: Exactness("bitwise", "asked"))
-    assert "changes nothing" in str(probe(TransformersTarget(model, 256, 4, (), pack=False, exact=True)))
+    assert "changes nothing" in str(probe(PackedTarget(model, 256, 4, (), pack=False, exact=True)))
     monkeypatch.setattr(precision, "runs_triton", lambda device: False)
     precision.check_exact(torch.device("cpu"))
     with pytest.raises(InvalidRequest, match="Triton"):

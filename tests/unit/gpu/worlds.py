@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.models.tiny import stock_model, tiny_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -78,11 +78,9 @@ def in_order(world: World) -> World:
     return World(world.query[:, kept], world.kv, segments)
 
 
-def target_of(
-    family: str, tiled: bool = True, exact: bool = False, pack: bool = True, **sizes: Any
-) -> TransformersTarget:
+def target_of(family: str, tiled: bool = True, exact: bool = False, pack: bool = True, **sizes: Any) -> PackedTarget:
     model = stock_model(tiny_config(family, **sizes), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
-    return TransformersTarget(model, 256, 4, (), pack, tiled=tiled, exact=exact)
+    return PackedTarget(model, 256, 4, (), pack, tiled=tiled, exact=exact)
 
 
 def plain_attention(world: World, scaling: float, window: int | None, softcap: float | None) -> Tensor:

@@ -15,7 +15,7 @@ from outpace.kernels.instructions import multiplies_bfloat16
 from outpace.lib.int8 import rotated, rounded_rows
 from outpace.models.attention import ATTENTION_NAME, _attend_on_cpu
 from outpace.models.packed import PassPart
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.models.tiny import needs_kernels, random_ids, stock_model, tiny_config
 
 pytestmark = needs_kernels
@@ -222,7 +222,7 @@ def test_capped_scores_are_not_shifted() -> None:
     """Guards against offsets of keys where scores have a cap, which a shift would change."""
     for family, shifts in (("llama", True), ("gemma2", False)):
         model = stock_model(tiny_config(family), ATTENTION_NAME)
-        kv = TransformersTarget(model, 64, 1, (), kv_cache_dtype="int8").kv
+        kv = PackedTarget(model, 64, 1, (), kv_cache_dtype="int8").kv
         assert bool(kv.key_offsets.any()) == shifts, family
 
 
@@ -234,7 +234,7 @@ def test_int8_is_written_alike_by_kernels_and_by_python(head_dim: int) -> None:
     model, ids = stock_model(config, ATTENTION_NAME), random_ids(9, seed=1)
     found = []
     for word in ("float32", "int8"):
-        target = TransformersTarget(copy.deepcopy(model), 64, 1, (), kv_cache_dtype=word)
+        target = PackedTarget(copy.deepcopy(model), 64, 1, (), kv_cache_dtype=word)
         assert target.compiled is not None
         assert target.kv_cache_dtype == word
         target.run([PassPart.of(0, torch.tensor(ids))])

@@ -14,7 +14,7 @@ from outpace.drafters.fusion import FusionLayer
 from outpace.drafters.packing import pack_net
 from outpace.kernels.exact import COMPILED
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.models.tiny import needs_kernels, stock_model, tiny_config, tiny_target
@@ -145,7 +145,7 @@ def test_a_head_that_corrects_nothing_is_compiled(monkeypatch: pytest.MonkeyPatc
     assert source.computed_by["head"] == COMPILED
 
 
-def changed_target(change: str, monkeypatch: pytest.MonkeyPatch) -> TransformersTarget:
+def changed_target(change: str, monkeypatch: pytest.MonkeyPatch) -> PackedTarget:
     model: Any = stock_model(tiny_config("llama"), ATTENTION_NAME)
     layer = model.model.layers[1]
     own = type(layer).forward
@@ -162,7 +162,7 @@ def changed_target(change: str, monkeypatch: pytest.MonkeyPatch) -> Transformers
         monkeypatch.setattr(type(layer), "forward", lambda self, *inputs, **options: own(self, *inputs, **options))
     elif change == "instance":
         layer.forward = lambda *inputs, **options: own(layer, *inputs, **options)
-    return TransformersTarget(model, 256, 2, ())
+    return PackedTarget(model, 256, 2, ())
 
 
 @pytest.mark.parametrize(

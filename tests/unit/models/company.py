@@ -13,11 +13,11 @@ from outpace.engine.margin import decision_margin
 from outpace.engine.session import Session
 from outpace.models.exactness import Exactness, differing_products, differing_scores
 from outpace.models.layers.linear import PackedLinear
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.models.tiny import VOCAB, random_ids
 
 
-def bound_of(target: TransformersTarget) -> float:
+def bound_of(target: PackedTarget) -> float:
     """The largest difference of deciding scores that rounding explains."""
     return ROUNDING_BOUND[str(target.dtype).removeprefix("torch.")]
 
@@ -41,7 +41,7 @@ def assert_rows(is_exact: bool, actual: Tensor, expected: Tensor, where: str = "
         torch.testing.assert_close(actual, expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance)
 
 
-def assert_as_probed(target: TransformersTarget, exactness: Exactness, one: NodeOutputs, other: NodeOutputs) -> None:
+def assert_as_probed(target: PackedTarget, exactness: Exactness, one: NodeOutputs, other: NodeOutputs) -> None:
     """Equal bits; where rounding is to be expected, the same best token unless another is as good."""
     if exactness.is_bitwise:
         assert torch.equal(one.logits, other.logits)
@@ -54,7 +54,7 @@ def assert_as_probed(target: TransformersTarget, exactness: Exactness, one: Node
 
 
 def assert_said_as_probed(
-    target: TransformersTarget, exactness: Exactness, plain: Session, other: Session, params: SamplingParams
+    target: PackedTarget, exactness: Exactness, plain: Session, other: Session, params: SamplingParams
 ) -> bool:
     """Equal tokens; where rounding is to be expected, or a tie at the first that differs. Whether they are equal."""
     if plain.generated == other.generated:

@@ -24,7 +24,7 @@ from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.registry import Source
 from outpace.models.loading.weights import read_model
 from outpace.models.packed import PassPart
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.models.gguf_models import gguf_of
 from tests.unit.models.tiny import needs_kernels, open_with, random_ids, stock_model, tiny_config
@@ -39,15 +39,15 @@ SIZES_OF: dict[str, dict[str, Any]] = {
 }
 
 
-def target_of(file: GgufFile, config: Any) -> TransformersTarget:
-    return TransformersTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
+def target_of(file: GgufFile, config: Any) -> PackedTarget:
+    return PackedTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
 
 
-def block_target(config: Any, path: Path, kind: str = "Q8_0") -> TransformersTarget:
+def block_target(config: Any, path: Path, kind: str = "Q8_0") -> PackedTarget:
     return target_of(gguf_of(path, config, kind), config)
 
 
-def mixed_target(folder: Path, kind: str, parts: tuple[str, ...]) -> TransformersTarget:
+def mixed_target(folder: Path, kind: str, parts: tuple[str, ...]) -> PackedTarget:
     """Of a file in Q8_0, some of whose tensors have another format."""
     config = tiny_config("qwen2", **SIZES)
     file, other = gguf_of(folder / "m.gguf", config, "Q8_0"), gguf_of(folder / "other.gguf", config, kind)

@@ -16,7 +16,7 @@ from outpace.kernels import structs
 from outpace.kernels.build import VARIABLE
 from outpace.models.exactness import probe
 from outpace.models.families import SUPPORTED_FAMILIES
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import AdversaryDrafter, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.models.company import assert_as_probed, assert_said_as_probed, of_a_mixed_pass
@@ -95,7 +95,7 @@ def wide_config(family: str, variant: str = "stock") -> PretrainedConfig:
     return config_of(family, variant, **{INNER_SIZES.get(family, "intermediate_size"): 1536})
 
 
-def path_error(model: PreTrainedModel, target: TransformersTarget, tree: DraftTree) -> float:
+def path_error(model: PreTrainedModel, target: PackedTarget, tree: DraftTree) -> float:
     """Largest distance between a tree row's logits and those of stock transformers on the path alone."""
     slot, _ = open_with(target, PROMPT)
     (outputs,) = target.run_pass((), [slot], [tree])[1]
@@ -258,7 +258,7 @@ def test_speculation_leaves_the_numbers_of_plain_decoding_in_the_cache(family: s
             torch.testing.assert_close(kept, wanted, atol=1e-3, rtol=1e-3)
 
 
-def _rows_at_the_end(target: TransformersTarget, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_at_the_end(target: PackedTarget, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the request that just ended, the only one; the last token was never written."""
     rows = len(ids) - 1
     return target.kv.keys[:, 0, :, :rows], target.kv.values[:, 0, :, :rows]

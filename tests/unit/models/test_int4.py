@@ -18,7 +18,7 @@ from outpace.models.exactness import probe
 from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.int4 import is_sensitive, quantized, weights_of_model
 from outpace.models.packed import PassPart
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.models.gguf_models import gguf_of
 from tests.unit.models.tiny import FAMILIES, needs_kernels, save_tiny_model, stock_model, tiny_config
 
@@ -33,17 +33,17 @@ def sized(family: str) -> Any:
     return tiny_config(family, **SIZES, **INNER.get(family, {}))
 
 
-def int4_target(config: Any) -> TransformersTarget:
+def int4_target(config: Any) -> PackedTarget:
     model = stock_model(config, ATTENTION_NAME)
     fill_blocks(model, quantized(model, weights_of_model(model)), torch.float32)
     return target_of(model)
 
 
-def target_of(model: Any) -> TransformersTarget:
-    return TransformersTarget(model, 256, 4, (), quantize="int4")
+def target_of(model: Any) -> PackedTarget:
+    return PackedTarget(model, 256, 4, (), quantize="int4")
 
 
-def hidden_of(target: TransformersTarget, ids: torch.Tensor) -> torch.Tensor:
+def hidden_of(target: PackedTarget, ids: torch.Tensor) -> torch.Tensor:
     return target.run([PassPart.of(0, ids)])
 
 

@@ -16,7 +16,7 @@ from outpace.models.loading.registry import resolve
 from outpace.models.packed import PassPart
 from outpace.models.plain_decoder import PLAIN_FAMILIES, PlainConfig, PlainLM
 from outpace.models.rotation import frequencies
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from tests.unit.models.gguf_models import write_model
 from tests.unit.models.test_gguf_config import CASES as FILE_CASES
 from tests.unit.models.test_gguf_config import LLAMA3, YARN
@@ -36,13 +36,13 @@ ROTATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def targets(config: PretrainedConfig, pack: bool) -> list[TransformersTarget]:
+def targets(config: PretrainedConfig, pack: bool) -> list[PackedTarget]:
     """Of a model of transformers and of a plain one with its weights."""
     stock = stock_model(config, ATTENTION_NAME)
     plain: Any = PlainLM(PlainConfig(**config.to_dict()), torch.float32)
     plain.load_state_dict(stock.state_dict(), assign=True)
     plain.requires_grad_(False).eval()
-    return [TransformersTarget(model, 128, 2, (), pack) for model in (stock, plain)]
+    return [PackedTarget(model, 128, 2, (), pack) for model in (stock, plain)]
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -75,7 +75,7 @@ def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) 
     both: list[Any] = [config, config.stock()]
     for one in both:
         model = read_blocks(source.gguf, one, torch.float32, ATTENTION_NAME)
-        target = TransformersTarget(model, 64, 1, (), quantize="file")
+        target = PackedTarget(model, 64, 1, (), quantize="file")
         ids = random_ids(8, 5)
         for _ in range(24):
             target.rewind_slot(0, 0)

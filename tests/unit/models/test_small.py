@@ -18,7 +18,7 @@ from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import DraftModel, DraftRows, load_draft_model
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_vocabulary_facts
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.models.tokenizer import TextCodec
 from tests.unit.models.tiny import (
     FAMILIES,
@@ -137,11 +137,11 @@ def test_sizes_that_no_model_has_are_refused(family: str, sizes: dict[str, Any],
         small_config(tiny_config(family), SmallSizes(**sizes))
 
 
-def bare(target: TransformersTarget, seed: int = 0, **sizes: Any) -> BareLM:
+def bare(target: PackedTarget, seed: int = 0, **sizes: Any) -> BareLM:
     return make_bare(small_config(target.config, SmallSizes(**sizes)), FrozenTarget(target), seed)
 
 
-def written(folder: Path, target: TransformersTarget, **sizes: Any) -> BareLM:
+def written(folder: Path, target: PackedTarget, **sizes: Any) -> BareLM:
     made = bare(target, **({"layers": 2, "intermediate_size": 40} | sizes))
     made.write(folder, CODEC, torch.float32)
     return made

@@ -37,7 +37,7 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import build as compiled
 from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 
 VOCAB = 160
 needs_kernels = pytest.mark.skipif(compiled.loaded_kernels() is None, reason=f"no kernels: {compiled.why_none()}")
@@ -132,13 +132,13 @@ def tiny_target(
     pack: bool = True,
     quantize: str = "none",
     kv_cache_dtype: str = "auto",
-) -> TransformersTarget:
+) -> PackedTarget:
     """Our target over the weights of `stock_model`, widened where the CPU has no kernels for the dtype, as at load."""
     model = stock_model(config, ATTENTION_NAME, dtype)
     if pack:
         model.to(compute_dtype(dtype, torch.device("cpu")))  # type: ignore[arg-type]
     how = {"rounded_to": dtype, "quantize": quantize, "kv_cache_dtype": kv_cache_dtype}
-    return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, **how)  # type: ignore[arg-type]
+    return PackedTarget(model, max_length, max_slots, eos_token_ids, pack, **how)  # type: ignore[arg-type]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -150,9 +150,7 @@ def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
     return ids
 
 
-def open_with(
-    target: TransformersTarget, prompt: Sequence[int], chunk: int = 256, slot: int = 0
-) -> tuple[int, NodeOutputs]:
+def open_with(target: PackedTarget, prompt: Sequence[int], chunk: int = 256, slot: int = 0) -> tuple[int, NodeOutputs]:
     """A slot filled with a prompt in chunks, and the outputs at the prompt's last position."""
     target.rewind_slot(slot, 0)
     for start in range(0, len(prompt), chunk):
@@ -163,7 +161,7 @@ def open_with(
     return slot, output.last
 
 
-def decode_one_by_one(target: TransformersTarget, slot: int, tokens: Sequence[int]) -> NodeOutputs:
+def decode_one_by_one(target: PackedTarget, slot: int, tokens: Sequence[int]) -> NodeOutputs:
     """Commit tokens as plain decoding does, one row per pass; the outputs of the last."""
     for token in tokens:
         (outputs,) = target.run_pass((), [slot], [DraftTree.chain(torch.tensor([token]))])[1]
@@ -180,7 +178,7 @@ def path_tokens(tree: DraftTree, node: int) -> list[int]:
     return tokens
 
 
-def committed_rows(target: TransformersTarget, slot: int) -> tuple[Tensor, Tensor]:
+def committed_rows(target: PackedTarget, slot: int) -> tuple[Tensor, Tensor]:
     """Keys and values of a slot [layers, kv_heads, length, head_dim]."""
     length = target.kv.lengths[slot]
     return target.kv.keys[:, slot, :, :length], target.kv.values[:, slot, :, :length]

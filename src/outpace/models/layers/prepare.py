@@ -31,7 +31,7 @@ def prepare(
         model: a causal LM; its decoder's layers are replaced in place.
         pack: false keeps its layers.
         rounded_to: the dtype that the weights were rounded to.
-        quantize: as of `TransformersTarget`.
+        quantize: as of `PackedTarget`.
     """
     make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
     layers = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]

@@ -19,7 +19,7 @@ from outpace.models.loading.precision import (
 )
 from outpace.models.loading.registry import Source, folder_of, resolve
 from outpace.models.loading.weights import read_model
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load_target(
     kv_cache_memory_bytes: int | None = None,
     kv_cache_dtype: str = "auto",
     longest: int | None = None,
-) -> tuple[TransformersTarget, TextCodec]:
+) -> tuple[PackedTarget, TextCodec]:
     """Load a model and its tokenizer.
 
     Args:
@@ -77,7 +77,7 @@ def load_target(
     codec = read_tokenizer(source)
     eos = _eos_token_ids(source, model.generation_config, model.config, codec)
     memory = int(free_bytes(where) * SHARE) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
-    target = TransformersTarget(
+    target = PackedTarget(
         model,
         max_model_len or limit,
         max_num_seqs,

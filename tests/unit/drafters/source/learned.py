@@ -26,7 +26,7 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.packing import pack_net
 from outpace.models.packed import PackedModel
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
@@ -93,7 +93,7 @@ def random_net(net: nn.Module) -> Any:
     return net
 
 
-def source_of(kind: str, target: TransformersTarget, pack: bool = False, **options: Any) -> Any:
+def source_of(kind: str, target: PackedTarget, pack: bool = False, **options: Any) -> Any:
     """A source over a random net, laid out for this machine's kernels or not."""
     embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
     size, taps = (target.max_length, target.max_slots), (0, 1, 2)

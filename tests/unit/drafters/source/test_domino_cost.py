@@ -12,7 +12,7 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import PromptChunk
 from outpace.core.tree import DraftTree
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.sampling import warp
 from outpace.testing.toy import draft_request
 from tests.unit.drafters.source.learned import BLOCK, KINDS, PROMPTS, SIZES, proposer_of, source_of
@@ -124,11 +124,11 @@ def test_a_pool_is_all_that_a_depth_multiplies(shape: str) -> None:
         assert sum(found.rows for found in corrections) == nodes, "each node once"
 
 
-def unreadable_target() -> TransformersTarget:
+def unreadable_target() -> PackedTarget:
     """A target on the meta device, whose tensors have shapes and no contents: every host read of one raises, and so
     does every product of host and device, as on an accelerator. Copies to it are free."""
     model = stock_model(tiny_config("llama"), ATTENTION_NAME).to("meta")  # type: ignore[arg-type]
-    return TransformersTarget(model, 256, 4, ())
+    return PackedTarget(model, 256, 4, ())
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, SAMPLED], ids=["greedy", "T=0.7", "truncated"])

@@ -21,7 +21,7 @@ from outpace.models.four_bits import in_four_bits
 from outpace.models.loading.block_model import fill_blocks
 from outpace.models.loading.int4 import quantized, weights_of_model
 from outpace.models.packed import PackedModel, PassPart
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from tests.pairwise import covering
@@ -40,7 +40,7 @@ pytestmark = needs_kernels
 OPTIONS = ["", "shape=beam", "select=window,keep=40", "select=snap,keep=40"]
 
 
-def target_of(family: str = "llama", **options: Any) -> TransformersTarget:
+def target_of(family: str = "llama", **options: Any) -> PackedTarget:
     return tiny_target(sized(family), **options)
 
 
@@ -84,7 +84,7 @@ def test_the_copy_computes_what_the_recipe_makes_of_the_weights(family: str) -> 
     blocks = quantized(model, weights)
     blocks[f"{embedding}.weight"] = weights[f"{embedding}.weight"]
     fill_blocks(model, blocks, torch.float32)
-    loaded = TransformersTarget(model, 256, 4, (), quantize="int4")
+    loaded = PackedTarget(model, 256, 4, (), quantize="int4")
     ids = random_ids(20, 5)
     found, expected = logits_of(copied, 0, ids), logits_of(loaded, 0, ids)
     assert torch.equal(found, expected)
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused() -> None:
     options without effect."""
     model = stock_model(sized("llama"), ATTENTION_NAME)
     fill_blocks(model, quantized(model, weights_of_model(model)), torch.float32)
-    small = TransformersTarget(model, 64, 1, (), quantize="int4")
+    small = PackedTarget(model, 64, 1, (), quantize="int4")
     with pytest.raises(InvalidRequest, match=r"bits=4: its copy would take .* nothing to gain"):
         proposer_for(small, "self:bits=4")
     odd = tiny_target(tiny_config("llama", hidden_size=48, intermediate_size=80))

@@ -20,7 +20,7 @@ from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.engine.engine import Engine
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode
 from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft, StaticProposer
@@ -31,7 +31,7 @@ from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 SIZE = 256, 4  # tokens and slots of the tiny target
 
 
-def prefilled(source: Any, target: TransformersTarget, slot: int, ids: Sequence[int]) -> Any:
+def prefilled(source: Any, target: PackedTarget, slot: int, ids: Sequence[int]) -> Any:
     """A state that has seen all ids but the last."""
     state = source.open(slot)
     target.rewind_slot(slot, 0)

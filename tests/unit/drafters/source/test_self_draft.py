@@ -20,7 +20,7 @@ from outpace.drafters.self_draft.source import SelfDraft
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode
 from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
@@ -37,7 +37,7 @@ OPTIONS = ["select=window", "select=snap", "select=snap,shape=beam", "select=win
            "select=chunks,guess=suffix"]  # fmt: skip
 
 
-def proposer_for(target: TransformersTarget, text: str) -> Any:
+def proposer_for(target: PackedTarget, text: str) -> Any:
     sizes = {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size, "heads": 3}
     config = MedusaConfig(**sizes, draft_vocab_size=target.vocab_size, head="target", bias=False, chained=True)
     heads = random_net(MedusaNet(config))  # which only tokenswift asks for
@@ -270,7 +270,7 @@ def test_the_distribution_of_what_is_said(method: str) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     """Guards against tables of a GPU that know no views, a target that is not ours, and options without effect."""
-    on_gpu = TransformersTarget(stock_model(tiny_config("llama"), "outpace"), 64, 1, (), pack=False, tiled=True)
+    on_gpu = PackedTarget(stock_model(tiny_config("llama"), "outpace"), 64, 1, (), pack=False, tiled=True)
     with pytest.raises(InvalidRequest, match="with the target itself is for CPUs"):
         proposer_for(on_gpu, "magicdec")
     with pytest.raises(InvalidRequest, match=r"a model that outpace\.load has loaded"):

@@ -18,7 +18,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode
 from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
@@ -32,7 +32,7 @@ WINDOW = 6
 PROMPTS = [random_ids(30, 2), random_ids(9, 1), random_ids(17, 3)]
 
 
-def windowed(kind: str, target: TransformersTarget, window: int | None, pack: bool = False) -> Any:
+def windowed(kind: str, target: PackedTarget, window: int | None, pack: bool = False) -> Any:
     if kind == "draft-lm":
         config = tiny_config("qwen2", num_hidden_layers=2)
         model = draft_model_of(stock_model(config, ATTENTION_NAME), target.max_length, target.max_slots, pack)
@@ -48,7 +48,7 @@ def holder_of(source: Any) -> Any:
     return source if isinstance(source, DraftLM) else source.slots
 
 
-def drafts(source: Any, target: TransformersTarget, masked: int | None = None) -> Tensor:
+def drafts(source: Any, target: PackedTarget, masked: int | None = None) -> Tensor:
     """Scores of two levels behind 29 committed ids, all of whose rows are written without a window.
 
     Args:

@@ -12,7 +12,7 @@ from outpace.drafters.training.objective import Objective
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.frozen import FrozenTarget
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
@@ -25,7 +25,7 @@ HELD_OUT = 6
 
 
 @cache
-def target() -> TransformersTarget:
+def target() -> PackedTarget:
     """Three layers of float32 with a vocabulary small enough to be learned by heart."""
     config = tiny_config("llama", vocab_size=VOCAB, num_key_value_heads=3)
     model = tiny_target(config, max_length=128, max_slots=8, pack=False)

@@ -9,7 +9,7 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
-from outpace.models.target import TransformersTarget
+from outpace.models.target import PackedTarget
 from outpace.testing import assert_lossless
 from tests.lossless.led import LedSource
 from tests.unit.drafters.source.learned import proposer_of, source_of
@@ -23,7 +23,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def source_as_on_a_gpu(kind: str, target: TransformersTarget) -> Any:
+def source_as_on_a_gpu(kind: str, target: PackedTarget) -> Any:
     """Without what only CPUs have."""
     source = source_of(kind, target)
     source._compiled, source.slots.tiled = None, True
