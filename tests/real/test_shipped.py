@@ -12,7 +12,7 @@ from outpace.bench.certificate import certify
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.drafters.training.settings import settings_of
+from outpace.drafters.training.settings import merged_settings
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.methods.catalog import parse_method
 from outpace.methods.defaults import default_method
@@ -97,7 +97,7 @@ def test_what_ships_is_small_and_whole() -> None:
         card = (folder / "README.md").read_text()
         assert "license: apache-2.0" in card
         assert f"{provenance['result']['held_out']['tokens_per_step']:.3f} tokens per step" in card
-        settings = settings_of(kind, folder / "recipe.yaml", ())
+        settings = merged_settings(kind, folder / "recipe.yaml", ())
         sizes = settings.model_dump(mode="json", serialize_as_any=True)["net"]
         assert sizes.items() <= provenance["run"]["settings"]["net"].items()
         assert yaml.safe_load((folder / "recipe.yaml").read_text())["objective"]["vocabulary"] == 8192

@@ -103,10 +103,10 @@ def train_command(method: str, title: str) -> Callable[..., None]:
         device: Device = "auto",
     ) -> None:
         quieten_transformers()
-        from outpace.drafters.training.settings import settings_of
+        from outpace.drafters.training.settings import merged_settings
         from outpace.train.run import Run
 
-        chosen = settings_of(method, config, settings or ())
+        chosen = merged_settings(method, config, settings or ())
         job = Run(
             method,
             target,
@@ -175,10 +175,10 @@ def capture(
 ) -> None:
     """Store the target's hidden states that a method reads, instead of running the target in every epoch."""
     quieten_transformers()
-    from outpace.drafters.training.settings import settings_of
+    from outpace.drafters.training.settings import merged_settings
     from outpace.train.run import Run, capture_features
 
-    chosen, where = settings_of(method, config, settings or ()), path_of(out)
+    chosen, where = merged_settings(method, config, settings or ()), path_of(out)
     job = Run(method, target, tuple(prompts), answers, out=where, device=device, dtype=dtype, settings=chosen)
     print(json.dumps({"out": str(job.out), **capture_features(job, stored, note, progress_bar)}))
 

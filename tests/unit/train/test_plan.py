@@ -11,7 +11,7 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.batch import TrainingSample
-from outpace.drafters.training.settings import settings_of
+from outpace.drafters.training.settings import merged_settings
 from outpace.train import plan
 from outpace.train.data import SampleSet
 from outpace.train.run import Run
@@ -62,7 +62,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, items: Sequence[WorkItem], *setting
     for name, stub in (known | stubs).items():
         monkeypatch.setattr(plan, name, stub)
     return plan.plan(
-        Run("dflash", "x", ("p",), None, Path("run"), "cpu", "auto", settings_of("dflash", None, settings))
+        Run("dflash", "x", ("p",), None, Path("run"), "cpu", "auto", merged_settings("dflash", None, settings))
     )
 
 

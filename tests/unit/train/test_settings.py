@@ -18,7 +18,7 @@ from outpace.drafters.training.settings import (
     TrainingSettings,
     TrainSettings,
     assemble,
-    settings_of,
+    merged_settings,
     training_of,
 )
 from outpace.lib.errors import InvalidRequest
@@ -155,7 +155,7 @@ def test_bad_settings_of_a_kind_are_named(kind: str, overrides: str) -> None:
     """Guards against hours of training with a setting that is misspelt or makes no sense."""
     for override in overrides.split():
         with pytest.raises(InvalidRequest, match=override.partition("=")[0].replace(".", r"\.")):
-            settings_of(kind, None, [override])
+            merged_settings(kind, None, [override])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_bad_settings_of_a_kind_are_named(kind: str, overrides: str) -> None:
 def test_settings_without_effect_are_refused(kind: str, overrides: str, said: str) -> None:
     """Guards against a setting that another one makes ineffective, in an ablation for example."""
     with pytest.raises(InvalidRequest, match=said):
-        settings_of(kind, None, overrides.split())
+        merged_settings(kind, None, overrides.split())
 
 
 def test_a_short_run_is_measured_and_stored_too() -> None:

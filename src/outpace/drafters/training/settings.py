@@ -128,7 +128,7 @@ def training_of(kind: str) -> "Training":
     return trained[kind]()
 
 
-def settings_of(kind: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
+def merged_settings(kind: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
     """A kind's recipe, overridden by a YAML file, overridden by dotted options."""
     training = training_of(kind)
     return assemble(training.net_settings, training.objective_settings, training.recipe, file, overrides)

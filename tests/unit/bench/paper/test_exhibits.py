@@ -15,7 +15,7 @@ from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.page import REPORT, write_report
 from outpace.bench.paper.sources import RecordFolder
 from outpace.bench.paper.verdicts import _decides
-from outpace.drafters.training.settings import settings_of
+from outpace.drafters.training.settings import merged_settings
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 
@@ -47,7 +47,7 @@ def test_exhibits_name_methods_tests_and_checks_that_exist(paper: str) -> None:
                 method = parse_method(row.method.replace("{reserved}", "0.5"))
                 assert method.budget is not None or row.method == "plain", f"{exhibit.name}: {row.name} has no budget"
             if row.trained:
-                settings_of(row.trained[0], None, [*row.trained[1:], *exhibit.training])
+                merged_settings(row.trained[0], None, [*row.trained[1:], *exhibit.training])
         for test in exhibit.tests:
             assert (ROOT / test.partition("::")[0]).is_file(), f"{exhibit.name}: {test}"
         for claim in exhibit.claims:

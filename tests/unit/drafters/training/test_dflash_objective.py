@@ -25,7 +25,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training import attention
 from outpace.drafters.training.batch import Batch, Facts, all_anchors, random_anchors
 from outpace.drafters.training.losses import Loss, row_losses
-from outpace.drafters.training.settings import settings_of
+from outpace.drafters.training.settings import merged_settings
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
@@ -88,7 +88,7 @@ def test_blocks_may_be_weighted_by_what_they_may_gain(loss: Loss, monkeypatch: p
 def test_a_loss_of_distributions_needs_them() -> None:
     """Guards against a setting that is ignored, or fails in the first step."""
     with pytest.raises(InvalidRequest, match=r"loss=lk: .* set objective\.labels=target-softmax"):
-        settings_of("domino", None, ["objective.loss=lk"])
+        merged_settings("domino", None, ["objective.loss=lk"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from outpace.drafters.domino import objective as domino
 from outpace.drafters.eagle3 import objective as eagle3
 from outpace.drafters.load import read_net
 from outpace.drafters.training.batch import Facts
-from outpace.drafters.training.settings import settings_of, training_of
+from outpace.drafters.training.settings import merged_settings, training_of
 from tests.unit.drafters.net.test_golden import EXPORTS, golden
 
 QWEN3_8B = Qwen3Config(
@@ -67,7 +67,7 @@ def test_a_new_drafter_has_the_published_sizes(
         dtype=torch.bfloat16, head=torch.empty(config.vocab_size, 4096, device="meta"),
         embedding=torch.empty(config.vocab_size, config.hidden_size, device="meta"),
     )  # fmt: skip
-    chosen = settings_of(method, None, settings)
+    chosen = merged_settings(method, None, settings)
     build: Callable[..., Any] = training_of(method).build
     with torch.device("meta"):
         objective = build(chosen.net, chosen.objective, target, facts, 0)

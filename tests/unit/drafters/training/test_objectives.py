@@ -11,7 +11,7 @@ import torch
 
 from outpace.drafters.training.batch import all_anchors
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.settings import settings_of, training_of
+from outpace.drafters.training.settings import merged_settings, training_of
 from outpace.models.frozen import FrozenTarget
 from tests.unit.drafters.training import blocks, pairs, test_domino_objective, tiny
 from tests.unit.drafters.training.test_dflash_objective import SLIDING
@@ -51,7 +51,7 @@ def target(dtype: torch.dtype) -> FrozenTarget:
 def objective_of(case: str, target: FrozenTarget) -> Objective:
     """A new drafter whose weights are not zero: nothing is learned behind those."""
     kind, net, loss = CASES[case]
-    chosen = settings_of(kind, None, [])
+    chosen = merged_settings(kind, None, [])
     sections = type(chosen.net)(**net), type(chosen.objective)(**loss)
     build: Callable[..., Objective] = training_of(kind).build
     objective = build(*sections, target, tiny.facts(), 0)
