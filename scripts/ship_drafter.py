@@ -121,8 +121,8 @@ def make(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def write_facts(file: Path, target: str, names: tuple[str, ...]) -> None:
     """Describe a target for `outpace.models.loading.shipped`."""
-    source = resolve(target)
-    facts = facts_of(read_config(source), read_tokenizer(source), names)
+    location = resolve(target)
+    facts = facts_of(read_config(location), read_tokenizer(location), names)
     file.write_text(json.dumps(facts.model_dump(exclude_none=True), indent=2) + "\n")
 
 

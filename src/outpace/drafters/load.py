@@ -53,10 +53,10 @@ def locate(name: str, files: Sequence[str], field: str, revision: str | None = N
 def kind_at(name: str) -> str:
     """What kind of drafter a folder, pulled name or hub id holds, by its config.json; a language model if it describes
     no net, or is a GGUF file."""
-    source = resolve(name)
-    if source.gguf is not None:
+    location = resolve(name)
+    if location.gguf is not None:
         return LANGUAGE_MODEL
-    kind = kind_of_config(read_object(locate(source.path, ("config.json",), "drafter") / "config.json"))
+    kind = kind_of_config(read_object(locate(location.path, ("config.json",), "drafter") / "config.json"))
     return LANGUAGE_MODEL if kind is None else kind.name
 
 

@@ -187,10 +187,10 @@ def _place_of(drafter: str) -> Place:
     name = find_drafter(drafter)
     if name.partition(":")[0] == EARLY_EXIT:
         return Place(name, None)
-    source = resolve(name)
-    if source.gguf is not None:
+    location = resolve(name)
+    if location.gguf is not None:
         return Place(name, None)
-    return Place(name, locate(source.path, ("config.json", FILE_NAME), "drafter"))
+    return Place(name, locate(location.path, ("config.json", FILE_NAME), "drafter"))
 
 
 def _is_net(place: Place) -> bool:

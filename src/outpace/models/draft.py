@@ -139,19 +139,19 @@ def load_draft_model(name: str | None, target: PackedModel, codec: TextCodec) ->
             raise InvalidRequest(f"drafter={name!r}: give the number of layers, as in '{EARLY_EXIT}:8'")
         return early_exit(target, as_count(layers))
     assert name is not None
-    source = resolve(name)
-    whole = read_config(source)
+    location = resolve(name)
+    whole = read_config(location)
     config = whole.get_text_config()
     check_supported(config)
     limit = min(config.max_position_embeddings, target.max_length)
     if is_bare(config, name):
-        bare = _read_bare(Path(folder_of(source, WEIGHTS), WEIGHTS), config, target, codec, name)
+        bare = _read_bare(Path(folder_of(location, WEIGHTS), WEIGHTS), config, target, codec, name)
         decoder = prepare_decoder(bare, layers_for(bare.dtype, bare.device))
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
-        _check_same_vocabulary(codec, read_tokenizer(source), name)
-        quantize = choose_quantization("auto", target.dtype, target.device, source.gguf is not None)
-        model = read_model(source, whole, target.dtype, target.device, ATTENTION_NAME, quantize)
+        _check_same_vocabulary(codec, read_tokenizer(location), name)
+        quantize = choose_quantization("auto", target.dtype, target.device, location.gguf is not None)
+        model = read_model(location, whole, target.dtype, target.device, ATTENTION_NAME, quantize)
         draft = draft_model_of(model, limit, target.max_slots)
     warn_if_shorter(name, limit, target.max_length)
     return draft

@@ -19,7 +19,7 @@ from outpace.lib.int8 import FIELD as QUANTIZATION
 from outpace.lib.tensor_file import save_tensors
 from outpace.models.loading.config import EMBEDDING, VOCABULARY, is_bare, read_config
 from outpace.models.loading.load import load_vocabulary_facts
-from outpace.models.loading.registry import Source, folder_of, resolve
+from outpace.models.loading.registry import Location, folder_of, resolve
 from outpace.models.loading.weights import read_model, stock_attention
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ def export(model: str, folder: Path) -> Path:
     Raises:
         ModelError: as `outpace.load`.
     """
-    source = resolve(model)
-    made, identity = folder / "hf", _identity(source)
+    location = resolve(model)
+    made, identity = folder / "hf", _identity(location)
     if _is_ready(made, identity):
         return made
-    config = read_config(source)
+    config = read_config(location)
     codec, _, ends = load_vocabulary_facts(model)
-    loaded = read_model(source, config, torch.bfloat16, torch.device("cpu"), stock_attention(config))
+    loaded = read_model(location, config, torch.bfloat16, torch.device("cpu"), stock_attention(config))
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
     if loaded.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     with _in_place(made, identity) as new:
         _write(new, loaded.config, weights)
         if loaded.generation_config is not None:
-            if source.gguf is not None:  # whose metadata name one EOS id; the ends of a turn are found among its tokens
+            if location.gguf is not None:  # its metadata name one EOS id; a turn's ends are found among its tokens
                 loaded.generation_config.eos_token_id = list(ends) or None
             loaded.generation_config.save_pretrained(new)
         codec.tokenizer.save_pretrained(new)
@@ -70,15 +70,15 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     Raises:
         ModelError: nothing readable under that name.
     """
-    source = resolve(draft)
-    config = read_config(source)
+    location = resolve(draft)
+    config = read_config(location)
     if not is_bare(config, draft):
         return export(draft, folder / "draft")
     made = folder / "draft" / "hf"
-    identity = _identity(source) | {"target": (target / READY).read_text()}
+    identity = _identity(location) | {"target": (target / READY).read_text()}
     if _is_ready(made, identity):
         return made
-    file = Path(folder_of(source, TENSORS), TENSORS)
+    file = Path(folder_of(location, TENSORS), TENSORS)
     if not file.is_file():
         raise ModelError(f"drafter={draft!r}: no {TENSORS} there; train or copy it again")
     given = load_file(target / TENSORS)
@@ -100,7 +100,7 @@ def export_drafter(drafter: Path, folder: Path, also: str) -> Path:
         folder: of all exports.
         also: a file that is copied if it is there.
     """
-    made, identity = folder / drafter.name / "plain", _identity(Source(str(drafter), str(drafter)))
+    made, identity = folder / drafter.name / "plain", _identity(Location(str(drafter), str(drafter)))
     if _is_ready(made, identity):
         return made
     read = read_checkpoint(drafter)
@@ -144,9 +144,9 @@ def _is_ready(folder: Path, identity: dict[str, str]) -> bool:
     return record.is_file() and json.loads(record.read_text()) == identity
 
 
-def _identity(source: Source) -> dict[str, str]:
+def _identity(location: Location) -> dict[str, str]:
     """The exported model: a file or folder and its time of change, or a hub id."""
-    path = Path(source.path) if source.gguf is None else source.gguf.path
+    path = Path(location.path) if location.gguf is None else location.gguf.path
     files = [path, *path.glob("*")] if path.is_dir() else [path]
     changed = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
     return {"model": str(path), "changed": str(changed)}

@@ -48,9 +48,9 @@ class TransformersReference:
     """
 
     def __init__(self, name: str, dtype: str, device: str) -> None:
-        source = resolve(name)
-        config = read_config(source)
-        self._model = read_model(source, config, DTYPES[dtype], choose_device(device), stock_attention(config))
+        location = resolve(name)
+        config = read_config(location)
+        self._model = read_model(location, config, DTYPES[dtype], choose_device(device), stock_attention(config))
 
     @torch.inference_mode()
     def generate(self, ids: Sequence[int], params: SamplingParams, eos_token_ids: Sequence[int]) -> ReferenceRun:

@@ -15,7 +15,7 @@ from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import stage
 from outpace.models.loading.gguf_tokenizer import tokenizer_of
-from outpace.models.loading.registry import Source, folder_of
+from outpace.models.loading.registry import Location, folder_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -28,22 +28,22 @@ _PADDING = re.compile(r"\[PAD\d+\]")
 
 
 @stage("building the tokenizer")
-def read_tokenizer(source: Source) -> "TextCodec":
+def read_tokenizer(location: Location) -> "TextCodec":
     """Read the tokenizer of a model.
 
     Raises:
         ModelError: there is none.
     """
     try:
-        if source.gguf is not None:
-            return TextCodec(tokenizer_of(source.gguf.values), source.name)
+        if location.gguf is not None:
+            return TextCodec(tokenizer_of(location.gguf.values), location.name)
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder_of(source), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder_of(location), trust_remote_code=False)
     except Exception as error:
-        why, remedy = " ".join(str(error).split()), "" if source.gguf is not None else "; add its tokenizer.json"
-        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {why}{remedy}") from error
-    return TextCodec(tokenizer, source.name)
+        why, remedy = " ".join(str(error).split()), "" if location.gguf is not None else "; add its tokenizer.json"
+        raise ModelError(f"{location.name}: its tokenizer cannot be loaded: {why}{remedy}") from error
+    return TextCodec(tokenizer, location.name)
 
 
 class TextCodec:

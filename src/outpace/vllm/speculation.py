@@ -15,7 +15,7 @@ from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
 from outpace.methods.defaults import settled
 from outpace.models.export import export, export_draft, export_drafter
 from outpace.models.loading.config import is_bare, read_config
-from outpace.models.loading.registry import Source, pulled, resolve
+from outpace.models.loading.registry import Location, pulled, resolve
 from outpace.models.loading.shipped import Shipment, find_drafter, shipped_for, shipped_names
 from outpace.trees.retrieval.suffix import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
@@ -75,17 +75,17 @@ def speculation(
 
 def readable(model: str, exports: Path) -> str:
     """What vLLM reads: a folder or hub id as it is; of a pulled name or a GGUF file an export."""
-    source = resolve(model)
+    location = resolve(model)
     is_folder = Path(model).expanduser().is_dir()
-    if is_folder or (model not in pulled() and source.gguf is None):
-        return source.path
-    return str(export(model, _export_folder(source, exports)))
+    if is_folder or (model not in pulled() and location.gguf is None):
+        return location.path
+    return str(export(model, _export_folder(location, exports)))
 
 
-def _export_folder(source: Source, exports: Path) -> Path:
+def _export_folder(location: Location, exports: Path) -> Path:
     """Where a model is exported, and drafters for it."""
-    whose = hashlib.sha256(source.path.encode()).hexdigest()[:8]  # folders may hold models of the same name
-    return exports / f"{Path(source.name).name}-{whose}"
+    whose = hashlib.sha256(location.path.encode()).hexdigest()[:8]  # folders may hold models of the same name
+    return exports / f"{Path(location.name).name}-{whose}"
 
 
 def _method_for(shipment: Shipment, drafter: str | None) -> str:

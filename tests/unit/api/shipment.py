@@ -45,8 +45,8 @@ def ship(root: Path) -> Path:
 
 def describe(folder: Path, target: Path, **changes: Any) -> None:
     """Write the `target.json` of a folder of drafters: for models called tiny or tiny-something."""
-    source = resolve(str(target))
-    facts = shipped.facts_of(read_config(source), read_tokenizer(source), ("tiny", "tiny-*"))
+    location = resolve(str(target))
+    facts = shipped.facts_of(read_config(location), read_tokenizer(location), ("tiny", "tiny-*"))
     changes = {"default_method": "outpace:draft=none"} | changes
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "target.json").write_text(json.dumps(facts.model_dump() | changes))

@@ -21,7 +21,7 @@ from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.gguf import GgufFile, read_gguf
 from outpace.models.loading.gguf_config import config_of
 from outpace.models.loading.gguf_weights import weights_of
-from outpace.models.loading.registry import Source
+from outpace.models.loading.registry import Location
 from outpace.models.loading.weights import read_model
 from outpace.models.packed import PassPart
 from outpace.models.target import PackedTarget
@@ -83,9 +83,9 @@ def test_values_of_another_type_are_one_line(key: str, value: Any, tmp_path: Pat
     """Guards against a traceback for a config whose values have a type that no check foresees."""
     file = gguf_of(tmp_path / "m.gguf", tiny_config("qwen2", **SIZES), "Q8_0")
     file.values[f"qwen2.{key}"] = value
-    source, config = Source("m", str(tmp_path / "m.gguf"), file), cast(Any, config_of(file, "m"))
+    location, config = Location("m", str(tmp_path / "m.gguf"), file), cast(Any, config_of(file, "m"))
     with pytest.raises(ModelError):
-        read_model(source, config, torch.float32, torch.device("cpu"), "outpace", "file")
+        read_model(location, config, torch.float32, torch.device("cpu"), "outpace", "file")
 
 
 def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:

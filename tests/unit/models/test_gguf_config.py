@@ -66,8 +66,8 @@ def test_a_file_describes_the_model_it_was_made_of(name: str, tmp_path: Path) ->
     caps, biases, a head of its own, and the width of experts. The logits must be those of the model itself."""
     config = case(name)
     write_model(tmp_path / "m.gguf", config)
-    source = resolve(str(tmp_path / "m.gguf"))
-    plain = read_config(source)
+    location = resolve(str(tmp_path / "m.gguf"))
+    plain = read_config(location)
     check_supported(plain)
     found = stock_config(plain)
     wanted, have = config.to_dict(), found.to_dict()
@@ -76,9 +76,9 @@ def test_a_file_describes_the_model_it_was_made_of(name: str, tmp_path: Path) ->
     else:
         different = {key for key in wanted | have if wanted.get(key) != have.get(key)} - _IGNORED
         assert not {key: (wanted.get(key), have.get(key)) for key in different if not _is_close(wanted, have, key)}
-    assert source.gguf is not None
+    assert location.gguf is not None
     model: Any = AutoModelForCausalLM.from_config(found, attn_implementation="eager")
-    weights = weights_of(source.gguf, found)
+    weights = weights_of(location.gguf, found)
     state = {key: torch.from_numpy(weight.floats().copy()) for key, weight in weights.items()}
     model.load_state_dict(state, strict=False)
     model.tie_weights()

@@ -274,15 +274,15 @@ def test_ends_that_a_file_calls_user_defined_end_an_answer_too(name: str, ends: 
 )
 def test_arrays_that_make_no_tokenizer_are_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     """Guards against a vocabulary that splits text otherwise than its model was trained on, and tracebacks."""
-    source = resolve(str(write_tiny_gguf(tmp_path / "m.gguf")))
-    assert source.gguf is not None
+    location = resolve(str(write_tiny_gguf(tmp_path / "m.gguf")))
+    assert location.gguf is not None
     for key, value in change.items():
         if value is ...:
-            source.gguf.values.pop(key)
+            location.gguf.values.pop(key)
         else:
-            source.gguf.values[key] = value
+            location.gguf.values[key] = value
     with pytest.raises(ModelError, match=rf"m\.gguf: its tokenizer .*{complaint}"):
-        read_tokenizer(source)
+        read_tokenizer(location)
 
 
 def test_a_large_vocabulary_takes_a_second() -> None:

@@ -14,7 +14,7 @@ from outpace.lib.errors import ModelError
 from outpace.models.loading import checkpoint, gguf_weights
 from outpace.models.loading.gguf import GgufTensor, read_gguf
 from outpace.models.loading.gguf_weights import weights_of
-from outpace.models.loading.registry import Source
+from outpace.models.loading.registry import Location
 from tests.unit.models.gguf_models import as_array, gguf_of, write_model
 from tests.unit.models.tiny import FAMILIES, tiny_config
 
@@ -67,8 +67,8 @@ def test_a_model_of_plain_numbers(family: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checkpoint, "compute_dtype", lambda dtype, device: torch.float32)
     config = tiny_config(family, tie_word_embeddings=True, **CHANGES.get(family, {}))
     file = gguf_of(tmp_path / "m.gguf", config, "F16")
-    source = Source("m", str(tmp_path), file)
-    model: Any = checkpoint.read_whole(source, config, torch.bfloat16, torch.device("cpu"), "eager")
+    location = Location("m", str(tmp_path), file)
+    model: Any = checkpoint.read_whole(location, config, torch.bfloat16, torch.device("cpu"), "eager")
     parameters = dict(model.named_parameters())
     for name, weight in weights_of(file, config).items():
         wanted = torch.from_numpy(weight.floats().copy()).to(torch.bfloat16).float()

@@ -67,14 +67,14 @@ def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) 
     """Guards against other tokens of GGUF files since they are decoded without transformers."""
     sizes = {"hidden_size": 96, "intermediate_size": 128, "tie_word_embeddings": True}
     write_model(tmp_path / "m.gguf", tiny_config(family, **sizes), kind="Q8_0")
-    source = resolve(str(tmp_path / "m.gguf"))
-    config: Any = read_config(source)
+    location = resolve(str(tmp_path / "m.gguf"))
+    config: Any = read_config(location)
     assert isinstance(config, PlainConfig)
-    assert source.gguf is not None
+    assert location.gguf is not None
     answers = []
     both: list[Any] = [config, config.stock()]
     for one in both:
-        model = read_blocks(source.gguf, one, torch.float32, ATTENTION_NAME)
+        model = read_blocks(location.gguf, one, torch.float32, ATTENTION_NAME)
         target = PackedTarget(model, 64, 1, (), quantize="file")
         ids = random_ids(8, 5)
         for _ in range(24):

@@ -168,9 +168,9 @@ def test_a_stopped_download_is_continued(hub: Hub, weights: bytes, monkeypatch: 
     pull(name)
     assert hub.ranges()[-1] == f"bytes={CUT}-"
     assert (counted[0], sum(counted)) == (CUT, len(weights)), "what the progress bar shows"
-    source = resolve(name)
-    assert source.gguf is not None
-    assert source.gguf.path.read_bytes() == weights
+    location = resolve(name)
+    assert location.gguf is not None
+    assert location.gguf.path.read_bytes() == weights
 
 
 def test_a_server_without_ranges_sends_all_of_it(hub: Hub, weights: bytes) -> None:

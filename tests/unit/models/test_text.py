@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outpace.core.params import Grammar
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.loading.registry import Source
+from outpace.models.loading.registry import Location
 from outpace.models.plain_tokenizer import PlainTokenizer
 from outpace.models.tokenizer import Pieces, TextCodec, grammar_tokenizer, read_tokenizer
 from outpace.sampling.grammar import Grammars
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
     with pytest.raises(ModelError, match=r"none of: \(1\) a \(2\) b; add its tokenizer\.json") as refused:
-        read_tokenizer(Source("m", str(tmp_path)))
+        read_tokenizer(Location("m", str(tmp_path)))
     assert "\n" not in str(refused.value)
 
 

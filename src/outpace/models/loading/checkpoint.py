@@ -33,7 +33,7 @@ from outpace.models.loading.config import check_sizes
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.loading.registry import Source, folder_of
+from outpace.models.loading.registry import Location, folder_of
 from outpace.models.plain_decoder import stock_config
 
 _TORCH_INDEX = "pytorch_model.bin.index.json"
@@ -58,29 +58,29 @@ class TensorInfo:
 
 
 def read_whole(
-    source: Source, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
+    location: Location, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
 ) -> PreTrainedModel:
     """As `weights.read_model`, by transformers."""
     register_attention()
     config = stock_config(config)
-    if source.gguf is None:
-        model = _read_folder(source, config, dtype, attention)
+    if location.gguf is None:
+        model = _read_folder(location, config, dtype, attention)
     else:
-        model = _read_gguf(source.gguf, config, dtype, device, attention)
+        model = _read_gguf(location.gguf, config, dtype, device, attention)
     model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
-    _refuse_infinite(model, source.name)
+    _refuse_infinite(model, location.name)
     model.eval()
     return model
 
 
-def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    folder = Path(folder_of(source))
+def _read_folder(location: Location, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    folder = Path(folder_of(location))
     for whole, index, files in _LAYOUTS:
         if not _is_complete(folder, whole, index):
-            folder_of(source, files, revision=folder.name)
+            folder_of(location, files, revision=folder.name)
         if any(folder.glob(files)):
             break
-    _check_tensors(config, read_headers(folder, source.name), source.name)
+    _check_tensors(config, read_headers(folder, location.name), location.name)
     with _counted_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -91,7 +91,7 @@ def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, a
             output_loading_info=True,
         )
     model: PreTrainedModel = loaded[0]
-    _refuse(_reported(loaded[1]), source.name)
+    _refuse(_reported(loaded[1]), location.name)
     return model
 
 

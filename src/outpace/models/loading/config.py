@@ -9,7 +9,7 @@ from outpace.lib.checks import is_number
 from outpace.lib.errors import ModelError, first_line
 from outpace.lib.stages import stage
 from outpace.models.loading.gguf_config import config_of
-from outpace.models.loading.registry import Source, folder_of
+from outpace.models.loading.registry import Location, folder_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,7 +39,7 @@ TARGETS = "target"
 
 
 @stage("reading the configuration")
-def read_config(source: Source, for_weights: bool = True) -> "PretrainedConfig":
+def read_config(location: Location, for_weights: bool = True) -> "PretrainedConfig":
     """Read a model's configuration.
 
     Args:
@@ -48,25 +48,25 @@ def read_config(source: Source, for_weights: bool = True) -> "PretrainedConfig":
     Raises:
         ModelError: there is none under that name, a field out of bounds, or the hub cannot be reached.
     """
-    path = folder_of(source)
+    path = folder_of(location)
     config: Any
     try:
-        if source.gguf is not None:
-            _check_fields(source.gguf.values, source.name)
-            config = config_of(source.gguf, source.name)
+        if location.gguf is not None:
+            _check_fields(location.gguf.values, location.name)
+            config = config_of(location.gguf, location.name)
         else:
             from transformers import AutoConfig
 
-            _check_folder(Path(path), source.name)
+            _check_folder(Path(path), location.name)
             if (file := Path(path, CONFIG_NAME)).is_file():
-                _check_fields(read_object(file), source.name, _REFUSED if for_weights else {})
+                _check_fields(read_object(file), location.name, _REFUSED if for_weights else {})
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if not hasattr(text := config.get_text_config(), "model_type"):
-            raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
+            raise ModelError(f"{location.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{source.name}: no model found: {first_line(error)}") from error
+        raise ModelError(f"{location.name}: no model found: {first_line(error)}") from error
     return config  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,7 @@ from outpace.models.loading.precision import (
     choose_quantization,
     compute_dtype,
 )
-from outpace.models.loading.registry import Source, folder_of, resolve
+from outpace.models.loading.registry import Location, folder_of, resolve
 from outpace.models.loading.weights import read_model
 from outpace.models.target import PackedTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -62,20 +62,20 @@ def load_target(
     chosen_dtype = choose_dtype(dtype, where)
     if exact:
         check_exact(where)
-    source = resolve(name)
+    location = resolve(name)
     computed = compute_dtype(chosen_dtype, where)
-    quantize = choose_quantization(quantize, computed, where, source.gguf is not None)
+    quantize = choose_quantization(quantize, computed, where, location.gguf is not None)
     check_kv_cache_dtype(kv_cache_dtype, computed, where)
-    config = read_config(source)
+    config = read_config(location)
     refuse_bare(config, name)
     check_supported(config)
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
     limit = limit if longest is None else min(limit, longest)
-    model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME, quantize)
-    codec = read_tokenizer(source)
-    eos = _eos_token_ids(source, model.generation_config, model.config, codec)
+    model = read_model(location, config, chosen_dtype, where, ATTENTION_NAME, quantize)
+    codec = read_tokenizer(location)
+    eos = _eos_token_ids(location, model.generation_config, model.config, codec)
     memory = int(free_bytes(where) * SHARE) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
     target = PackedTarget(
         model,
@@ -105,20 +105,20 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
     """
     from transformers import GenerationConfig
 
-    source = resolve(name)
-    config, codec = read_config(source), read_tokenizer(source)
+    location = resolve(name)
+    config, codec = read_config(location), read_tokenizer(location)
     refuse_bare(config, name)
     try:
-        generation = GenerationConfig.from_pretrained(folder_of(source)) if source.gguf is None else None
+        generation = GenerationConfig.from_pretrained(folder_of(location)) if location.gguf is None else None
     except OSError:
         generation = None  # many models have none
-    return codec, config.get_text_config().vocab_size, _eos_token_ids(source, generation, config, codec)
+    return codec, config.get_text_config().vocab_size, _eos_token_ids(location, generation, config, codec)
 
 
 def _eos_token_ids(
-    source: Source, generation: "GenerationConfig | None", config: "PretrainedConfig", codec: TextCodec
+    location: Location, generation: "GenerationConfig | None", config: "PretrainedConfig", codec: TextCodec
 ) -> tuple[int, ...]:
-    ends = [] if source.gguf is None else end_ids(source.gguf.values)
+    ends = [] if location.gguf is None else end_ids(location.gguf.values)
     found = generation.eos_token_id if generation else None
     for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
         if ids is not None:

@@ -16,7 +16,7 @@ _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configs, templates a
 
 
 @dataclass(frozen=True)
-class Source:
+class Location:
     """Where a model is read from: its folder or hub id, and the GGUF file in that folder, if it is one."""
 
     name: str
@@ -78,7 +78,7 @@ BUILT_IN: dict[str, InWheel | OnHub] = {
 }
 
 
-def resolve(name: str) -> Source:
+def resolve(name: str) -> Location:
     """Find a model by name: a local folder or GGUF file, then a pulled model, then the hub. A GGUF file on the hub,
     REPO:QUANT, is downloaded unless the hub's cache has it.
 
@@ -88,21 +88,21 @@ def resolve(name: str) -> Source:
     """
     path = path_of(name)
     if path.is_dir():
-        return Source(name, str(path))
+        return Location(name, str(path))
     file = local_gguf(name)
     if file is None:
         if name in pulled():
-            return Source(name, str(pulled()[name]))
+            return Location(name, str(pulled()[name]))
         if name in BUILT_IN:
             raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelError(f"{name}: no such folder or GGUF file")
         if not is_gguf_name(name):
-            return Source(name, name)
+            return Location(name, name)
         file = fetch_gguf(name)
     if not file.is_file():
         raise ModelError(f"{name}: no such GGUF file")
-    return Source(name, str(file.parent), read_gguf(file))
+    return Location(name, str(file.parent), read_gguf(file))
 
 
 def local_gguf(name: str) -> Path | None:
@@ -115,19 +115,19 @@ def local_gguf(name: str) -> Path | None:
     return None if folder is None else next(folder.glob("*.gguf"), None)
 
 
-def folder_of(source: Source, *files: str, revision: str | None = None) -> str:
+def folder_of(location: Location, *files: str, revision: str | None = None) -> str:
     """The folder of a model. One on the hub is asked for once in a process: what is new of the files is downloaded, and
     without a connection what was downloaded before serves.
 
     Args:
-        source: of the model.
+        location: of the model.
         files: names or patterns of what is needed beyond configs and tokenizers.
         revision: commit on the hub; None for the newest.
 
     Raises:
         ModelError: neither in the hub's cache nor on the hub, or the hub cannot be reached or asks who takes it.
     """
-    return source.path if Path(source.path).exists() else _snapshot(source.name, files, revision)
+    return location.path if Path(location.path).exists() else _snapshot(location.name, files, revision)
 
 
 @lru_cache

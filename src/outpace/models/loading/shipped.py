@@ -199,11 +199,11 @@ def _plain(name: str) -> str:
 def _names(name: str) -> Iterator[str]:
     """What a model is called: by its file, folder or hub id, then by its metadata."""
     yield path_of(name).absolute().name.removesuffix(".gguf")
-    source = resolve(name)
+    location = resolve(name)
     values: dict[str, Any] = {}
-    if source.gguf is not None:
-        values = source.gguf.values
-    elif (path := Path(source.path, CONFIG_NAME)).is_file():
+    if location.gguf is not None:
+        values = location.gguf.values
+    elif (path := Path(location.path, CONFIG_NAME)).is_file():
         values = read_object(path)
     for key in ("general.name", "_name_or_path", "_model_name_or_path"):
         if isinstance(found := values.get(key), str):

@@ -9,7 +9,7 @@ from outpace.lib.stages import stage
 from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.int4 import quantized, weights_of_model
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.loading.registry import Source
+from outpace.models.loading.registry import Location
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -24,7 +24,7 @@ def stock_attention(config: "PretrainedConfig") -> str:
 
 @stage("reading weights")
 def read_model(
-    source: Source,
+    location: Location,
     config: "PretrainedConfig",
     dtype: torch.dtype,
     device: torch.device,
@@ -34,7 +34,7 @@ def read_model(
     """Read weights rounded to `dtype` without running code of the checkpoint; the model is in its `compute_dtype`.
 
     Args:
-        source, config: of the weights, from `resolve` and `read_config`.
+        location, config: of the weights, from `resolve` and `read_config`.
         dtype, device: of the model.
         attention: name of the implementation.
         quantize: "file" to multiply a GGUF file's blocks as they are, "int4" to quantise weights into such blocks.
@@ -43,15 +43,15 @@ def read_model(
         ModelError: nothing readable under that name, or weights that do not fit the config.
     """
     try:
-        if quantize in ("file", "int4") and source.gguf is not None:
-            return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention, quantize)
+        if quantize in ("file", "int4") and location.gguf is not None:
+            return read_blocks(location.gguf, config, compute_dtype(dtype, device), attention, quantize)
         from outpace.models.loading.checkpoint import read_whole  # imports transformers, which takes three seconds
 
-        model = read_whole(source, config, dtype, device, attention)
+        model = read_whole(location, config, dtype, device, attention)
         if quantize == "int4":
             fill_blocks(model, quantized(model, weights_of_model(model)), model.dtype)
         return model
     except OutpaceError:
         raise
     except Exception as error:  # a config's values of another type, for example
-        raise ModelError(f"{source.name}: cannot be loaded: {first_line(error)}") from error
+        raise ModelError(f"{location.name}: cannot be loaded: {first_line(error)}") from error
