@@ -50,8 +50,8 @@ class Certifier:
     Everything else is a *bug*.
 
     Args:
-        model: the model under test; from here on its prompts are written whole (`Engine.shares_prefixes`), so that
-            neither times nor bits depend on who was measured before.
+        model: the model under test. Its prefix cache stays off from here on (`Engine.shares_prefixes`), so that neither
+            times nor bits depend on methods measured before.
         reload: makes the same model in another dtype; by default loads it again by name, once, when first needed.
     """
 
@@ -61,7 +61,7 @@ class Certifier:
         self._dtype = str(model.target.dtype).removeprefix("torch.")
         is_coarse = model.target.kv_cache_dtype in ("bfloat16", "int8")  # rounds no finer than bfloat16
         self._bound = ROUNDING_BOUND["bfloat16" if is_coarse else self._dtype]
-        self._reload = reload  # not a method of its own: that would be a reference cycle, which keeps the model
+        self._reload = reload  # not a bound method: that reference cycle would keep the model alive
         self._precise: Model | None = None
 
     def classify(

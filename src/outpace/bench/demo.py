@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _show_model(console: Console, quantize: str, prompts: str) -> int:
-    """Race on some prompts with the model as it is or quantised; the differences that rounding does not explain."""
+    """Race on some prompts, with the model quantised or not. Returns the number of differences that are bugs."""
     console.print("Loading SmolLM2-135M-Instruct", highlight=False)
     model = load("smollm2-135m", quantize=quantize, max_num_seqs=1, enable_prefix_caching=False)
     dtype = str(model.target.dtype).removeprefix("torch.")
@@ -73,7 +73,7 @@ def _race(console: Console, model: Model, item: WorkItem) -> int:
 
 
 def _show(console: Console, model: Model, prompt: list[int]) -> tuple[int, float]:
-    """Print plain decoding's answer as it comes; its tokens, and tokens per second."""
+    """Print plain decoding's answer as it is generated. Returns its number of tokens, and tokens per second."""
     console.print("[bold]Answer[/bold] ", end="")
     started = perf_counter()
     with model.stream(prompt, max_new_tokens=TOKENS, method=PLAIN) as stream:
@@ -89,7 +89,7 @@ def _show(console: Console, model: Model, prompt: list[int]) -> tuple[int, float
 
 
 def affordable(methods: int, tokens: int, speed: float) -> tuple[int, int]:
-    """How many rounds there is time for, and of how many tokens. `speed`: tokens per second, of the slowest."""
+    """The rounds that there is time for, and the tokens of each. `speed`: tokens per second of the slowest method."""
     total = speed * RACE_SECONDS / methods  # tokens of each method
     rounds = min(max(int(total / tokens), 1), ROUNDS)
     return rounds, min(tokens, max(int(total / rounds), FEWEST_TOKENS))

@@ -21,9 +21,9 @@ from outpace.endpoint.server import Server, SpeculationCounts, sampling_fields, 
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import own_budget
 
-WHOLE_SERVER = "server"  # what a server of others does is one method
-LOADS_PER_GROUP = 4  # prompts per request in flight: a group's start and end weigh little
-WARM_UP_TEXT = "Hello."  # of no prompt that is measured: a server's prefix cache would then have it
+WHOLE_SERVER = "server"  # a server other than ours counts as one method
+LOADS_PER_GROUP = 4  # prompts per request in flight, so that a group's start and end weigh little
+WARM_UP_TEXT = "Hello."  # not a measured prompt, which a server's prefix cache would then hold
 
 
 Asked = tuple[str, Mapping[str, Any]]
@@ -35,15 +35,15 @@ class EndpointPlan:
 
     Attributes:
         params: sampling parameters, with a seed if they sample.
-        levels: requests in flight, level after level. Each has prompts of its own: a server remembers what it was
-            asked, and methods learn from it, so that no method is measured on a prompt twice.
+        levels: requests in flight, one level after another. Each level has its own prompts: servers cache prompts and
+            methods learn from them, so no method is measured on a prompt twice.
         methods: methods of an outpace server, by default "plain" and its own; none for other servers.
         budget: drafted nodes per round for methods that do not name their own.
         warm_items: prompts that every method answers first, unmeasured.
-        check: whether each prompt is asked once more, alone and unmeasured, and answers are compared with that;
-            otherwise with plain decoding's under the same load, where the server has methods.
-        request_rate: requests per second that arrive at random (a Poisson process with the seed of `params`), the same
-            for all methods, with a level as the most in flight; by default one arrives as another ends.
+        check: whether each prompt is sent once more, alone and unmeasured, for an answer to compare with; otherwise
+            answers are compared with plain decoding's under the same load, where the server has methods.
+        request_rate: average arrivals per second (a Poisson process with the seed of `params`), at the same times for
+            all methods; a level then limits the requests in flight. By default one arrives as another ends.
 
     Raises:
         InvalidRequest: levels below 1, twice, or of more requests than there are prompts; a rate of 0 or less.
@@ -72,13 +72,13 @@ class EndpointPlan:
 
 
 class EndpointRun:
-    """Measures a plan on a server, which must get no other requests meanwhile: its counters are of all requests.
+    """Measures a plan on a server, which must get no other requests meanwhile: its counters cover all requests.
 
     Attributes:
-        methods: as records name them. Answers of the first one, one request at a time, are the reference of all.
+        methods: as records name them. The first one's answers are the reference for all.
 
     Raises:
-        InvalidRequest: methods or a budget for a server of others.
+        InvalidRequest: methods or a budget for a server that is not ours.
     """
 
     def __init__(self, endpoint: Endpoint, server: Server, plan: EndpointPlan, shared: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ class EndpointRun:
         chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "check": plan.check}
         chosen |= {"levels": plan.levels, "request_rate": plan.request_rate}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
-        # A server of ours that is started again holds requests of another length where memory sets the limit.
+        # Where memory sets the limit, a restarted server may have another one.
         facts = {name: fact for name, fact in self._server.facts.items() if name != "max_model_len"}
         return self._shared | chosen | {"server": facts}
 
@@ -108,8 +108,8 @@ class EndpointRun:
         self, done: Sequence[Record] = (), on_item: Callable[..., None] = lambda *_: None
     ) -> Iterator[list[Record]]:
         """The records of each group as soon as it is answered. `done`: records of the first groups, from a run that was
-        stopped. `on_item`: called without arguments for each prompt; for those of `done` with their number and False,
-        since they are not new."""
+        stopped. `on_item`: called once with the number of prompts in `done` and False, then without arguments for each
+        new prompt."""
         first_new = len({record["group"]["number"] for record in done})
         on_item(sum(len(places) for _, places in self._groups[:first_new]), False)
         if first_new == len(self._groups):
@@ -199,7 +199,7 @@ def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[st
 
 
 def _names_budget(method: str) -> bool:
-    """Whether a method names its budget, itself or by a preset; of one that the server alone has, its text says."""
+    """Whether a method names its budget, itself or by a preset. For one that only the server has, its text decides."""
     try:
         return own_budget(method) is not None
     except InvalidRequest:
@@ -207,7 +207,7 @@ def _names_budget(method: str) -> bool:
 
 
 def _slices(prompts: int, levels: Sequence[int]) -> list[Sequence[int]]:
-    """Prompts for each level: as many as requests in flight, and an equal share of those that are left."""
+    """Indices of prompts for each level: one per request in flight, plus an equal share of the rest."""
     left = prompts - sum(levels)
     bounds = [sum(levels[:at]) + left * at // len(levels) for at in range(len(levels) + 1)]
     return [range(start, end) for start, end in pairwise(bounds)]
@@ -232,10 +232,10 @@ def arrival_times(count: int, rate: float | None, seed: int) -> list[float]:
 def under_load(
     endpoint: Endpoint, asked: Sequence[Asked], concurrency: int, arrivals: Sequence[float] | None = None
 ) -> list[TurnRun]:
-    """Ask a server, at most this many requests at a time: as one ends, the next that has arrived is sent.
+    """Send requests to a server, at most `concurrency` at a time: as one ends, the next that has arrived is sent.
 
     Args:
-        arrivals: seconds from the start; times of a request count from its own, or from its sending where that is 0.
+        arrivals: of each request, in seconds from the start. Its times count from then; if it is 0, from its sending.
 
     Returns:
         Answers in the order of the requests. Their counters hold times in milliseconds, the tokens that the server
@@ -292,8 +292,8 @@ UNKNOWN = ("draft_passes", "retrieved", "accepted_retrieved", "token_ids", "roun
 
 @dataclass(frozen=True)
 class Wave:
-    """One turn of a group, answered by one method. `counts`: what the server's counters of speculation grew by
-    meanwhile; None where it has none."""
+    """One turn of a group, answered by one method. `counts`: growth of the server's speculation counters meanwhile;
+    None if it has none."""
 
     runs: Mapping[int, TurnRun]
     counts: SpeculationCounts | None
@@ -304,8 +304,8 @@ def endpoint_records(
     waves: Sequence[Wave],
     wanted: Sequence[Mapping[int, TurnRun]] | None,
 ) -> list[dict[str, Any]]:
-    """A record for each prompt of a group, as one method answered it. `wanted`: turn by turn, the answers that texts
-    and finish reasons are compared with, by the prompt's place; None where they are not compared: `equal` is None."""
+    """Records of a group's prompts, as one method answered them. `wanted`: for each turn the reference answers, by the
+    prompt's place; texts and finish reasons must be theirs for `equal`, which is None without them."""
     group = group_figures([list(wave.runs.values()) for wave in waves]) | {"speculation": _speculation(waves)}
     records = []
     for place in waves[0].runs:
@@ -340,10 +340,11 @@ def endpoint_records(
 
 
 def _speculation(waves: Sequence[Wave]) -> dict[str, Any] | None:
-    """What speculation did in a group: as answers report it, else as the server's counters do; None if neither does.
+    """Counts of speculation in a group, from reports of the answers, else from the server's counters; None if both are
+    missing.
 
-    Counters hold no steps. Every step of a request yields the accepted tokens and one more, so that there were as many
-    steps as tokens after the first that were not accepted.
+    Counters have no steps. Every step of a request yields its accepted tokens and one more, so the number of steps is
+    the number of tokens after the first minus the accepted ones.
     """
     runs = [run for wave in waves for run in wave.runs.values()]
     decoded = sum(max(run.new_tokens - 1, 0) for run in runs)

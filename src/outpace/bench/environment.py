@@ -65,7 +65,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def cpu_name() -> str:
-    """The CPU's name, as the system gives it; of cores that differ, each."""
+    """The CPU's name, as the system gives it; all names if its cores differ."""
     try:
         text = Path("/proc/cpuinfo").read_text()
         if "model name" not in text:  # as on ARM
@@ -81,7 +81,7 @@ _NAME_LABELS = ("model name", "machdep.cpu.brand_string")
 
 
 def _printed(*command: str) -> str:
-    """What a program prints in English; nothing where there is none."""
+    """A program's standard output in English; empty if it cannot be run."""
     try:
         where = os.environ | {"LC_ALL": "C"}
         return subprocess.run(command, capture_output=True, text=True, timeout=10, env=where).stdout
@@ -94,7 +94,7 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 def held_mb(*owners: object) -> float:
     """MiB of the tensors, arrays and containers that can be reached from objects: weights, slots of keys and values,
-    tables, automata, each counted once. What a pass needs on its way, the interpreter and libraries are not in it."""
+    tables, automata, each counted once. A pass's temporary memory, the interpreter and libraries do not count."""
     held: dict[Hashable, int] = {}
     seen: set[int] = set()
     waiting: list[Any] = list(owners)
@@ -119,7 +119,7 @@ def held_mb(*owners: object) -> float:
 
 
 def _storage(tensor: Tensor) -> tuple[Hashable, int]:
-    """What a tensor shares with its views, and how many bytes that is."""
+    """A key of the memory that a tensor shares with its views, and its bytes."""
     if tensor.layout == torch.strided and not tensor.is_meta:
         storage = tensor.untyped_storage()
         return (str(tensor.device), storage.data_ptr()), storage.nbytes()
@@ -127,17 +127,17 @@ def _storage(tensor: Tensor) -> tuple[Hashable, int]:
 
 
 def _may_hold(value: object) -> bool:
-    """Whether to look at it: numbers and texts are too many and too small, functions and modules hold nothing of it."""
+    """Whether to search a value: numbers and texts are too many and too small, functions and modules hold no state."""
     return not isinstance(value, int | float | str | bytes | type | FunctionType | ModuleType | None)
 
 
 def resolved_options(model: Model, method: str, budget: int | None) -> dict[str, Any]:
-    """The options of a method as text, its preset and defaults among them, with what they leave open as this model has
-    it. It is built once more for that, so that a record has what a build reads, and nothing is decided twice.
+    """The options of a method by name, its preset and defaults included, with open choices resolved for this model. The
+    method is built once more, so that a record has what a build reads, and nothing is decided twice.
 
-    Added to the options by name: `budget` is drafted nodes per round, at most these where `follows_prices`;
-    `shape_settings` are in effect, gates of a warm file included; `files` are those that were read, by option, with
-    their SHA-256; `drafter` is its kind, folder and fingerprint, None without one.
+    Added: `budget`, drafted nodes per round, a maximum where `follows_prices`; `shape_settings` in effect, gates of a
+    warm file included; `files` that were read, by option, with their SHA-256; `drafter`, its kind, folder and
+    fingerprint, None without one.
 
     Args:
         budget: drafted nodes of a method that does not name its own; None for the method's default.
@@ -171,7 +171,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def git(*arguments: str) -> str | None:
-    """What git says of the checkout; None for an installed copy, also one that lies in somebody else's checkout."""
+    """Output of a git command in this package's checkout; None for an installed copy, even inside another checkout."""
     try:
         is_ours = _said("ls-files", "--error-unmatch", "--", "__init__.py") is not None
         return _said(*arguments) if is_ours else None

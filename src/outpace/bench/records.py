@@ -23,7 +23,7 @@ PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 
 @dataclass(frozen=True)
 class TurnRun:
-    """One method's answer to one turn. Of servers that report no ids, the counter `new_tokens` counts them."""
+    """One method's answer to one turn. For a server that reports no ids, the counter `new_tokens` has their number."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -64,12 +64,11 @@ def prompt_figures(turns: Sequence[TurnRun]) -> dict[str, Any]:
 def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
     """Tokens and wall times of prompts decoded together: their requests share steps, so that their times do not add up.
 
-    A group decodes from the first token of any of its requests to the last token of any; end to end it begins at their
-    admission, which is that of all. Tokens decoded are those after each request's first, all emitted within that time.
-    A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone, or
-    free slots for those that wait, whose prefill is then part of it. For one prompt these are its own times.
-    Requests to a server say when they were sent, in `sent_ms` after the group began, and wait from then on; the time
-    before the first of them, when requests arrive at random, is not the server's.
+    Decode time is from the first token of any request to the last token of any; end-to-end time begins when the
+    requests are admitted, all at once. Decoded tokens are those after each request's first, all emitted within the
+    decode time. It may include chunks of longer prompts, and the prefill of requests that waited for a slot. For one
+    prompt these are its own times. Requests to a server have `sent_ms`, the time from the group's start to their
+    sending, and wait from then on; time before the first of them, when requests arrive at random, does not count.
     """
     decode_ms = end_to_end_ms = 0.0
     for runs in turns:
@@ -90,7 +89,7 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
 
 
 def _decoded(run: TurnRun) -> int:
-    """Tokens after the first, which the prompt's pass brings."""
+    """The number of tokens after the first, which comes from the prompt's pass."""
     return max(run.new_tokens - 1, 0)
 
 
@@ -109,7 +108,7 @@ class RunFolder:
         settings: what the records depend on; must be JSON.
 
     Raises:
-        InvalidRequest: its records were made with other settings, or say nothing of them; a file that cannot be read.
+        InvalidRequest: its records were made with other settings, or do not state them; a file that cannot be read.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -125,8 +124,8 @@ class RunFolder:
             raise InvalidRequest(f"out={str(folder)!r}: its records do not state their settings; choose a new folder")
 
     def read(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
-        """Records of the groups that are there whole; what a kill left of another one is cut off. `sizes`: records of
-        each group, in the order in which they are written."""
+        """Records of the complete groups; a group that a kill left incomplete is cut off. `sizes`: the number of
+        records of each group, in the order of writing."""
         path = self.path / RECORDS
         text = text_of(path)
         lines = text.split("\n")[:-1]  # after the last line break: nothing, or a line that was cut off

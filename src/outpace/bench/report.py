@@ -10,8 +10,8 @@ from outpace.bench.records import DRAFT_MS, GRAFT_MS, PHASES
 from outpace.bench.runner import PLAIN, Record
 from outpace.bench.sheet import Column, Sheet
 
-# Sets whose texts a small model continues by repeating them. Drafting from the text gains several times there what it
-# gains elsewhere, so that one such set would carry a summary of many.
+# Sets whose texts a small model continues by repeating them. There, drafting from the text gains several times as much
+# as elsewhere, so that one such set would dominate a summary of many.
 COPIED = frozenset({"wikitext2"})
 RESAMPLES = 9999  # of the bootstrap
 
@@ -21,24 +21,23 @@ def summarise(
 ) -> dict[str, dict[str, Any]]:
     """Figures per method, in the order the methods first appear.
 
-    Speedup is the baseline, a plain decoding, over method, decode time per token after the first, paired per group of
-    prompts decoded together, which is one prompt at batch size 1: the median, with a 95 % bootstrap interval.
-    `sets` holds the medians by set of prompts, `speedup_over_sets` their geometric mean, `copied` the medians of the
-    sets named in `copied`. Where a run has others, those sets are left out of every other figure but the counts, the
+    Speedup is the decode time per token after the first, of the baseline (plain decoding) over the method, paired by
+    group of prompts decoded together (one prompt at batch size 1): the median, with a 95 % bootstrap interval. `sets`
+    holds the medians by set of prompts, `speedup_over_sets` their geometric mean, `copied` the medians of the sets
+    named in `copied`. Where a run has others, those sets are left out of every other figure but the counts, the
     equality, memory and `slowest`, which are of all prompts. Where batches mix sets, no figure can be split by set:
-    `sets` and `copied` are empty, and every figure is of all prompts.
-    End-to-end includes the prefill.
-    Groups whose answers are one token long have no decode time and are left out of the ratios. Tokens per second are
-    all tokens after the first ones over the groups' decode times. `ttft_ms` and `tpot_ms` are what a request waits, the
-    time until a slot is free included; `tpot_p95_ms` what 95 % of them wait at most per token. `slowest` is the
-    least ratio of plain decoding's time per token to the method's among prompts.
+    `sets` and `copied` are empty, and every figure is of all prompts. End-to-end includes the prefill. Groups whose
+    answers are one token long have no decode time and are left out of the ratios. Tokens per second are all tokens
+    after the first ones over the groups' decode times. `ttft_ms` and `tpot_ms` are latencies of a request, the wait for
+    a free slot included; `tpot_p95_ms` is the 95th percentile over requests. `slowest` is the smallest ratio of plain
+    decoding's time per token to the method's over prompts.
 
-    Phases are milliseconds of a round, the whole batch's; `between_ms` is the rest of the round. `draft_ms` has parts
-    (`core.timing`), of which `graft_ms` is retrieval and its merging. `bookkeeping_share` is what of a round is neither
-    drafting nor the target's pass: retrieval and its merging, the verdict, the commit, and what proposers learn (Graft,
-    arXiv 2605.20104, table 14). DFlash and Domino
-    compute on the target's features while observing, so that their shares contain some drafting; compare with the same
-    method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share is too large.
+    Phases are milliseconds per round of the whole batch; `between_ms` is the rest of the round. `draft_ms` has parts
+    (`core.timing`), of which `graft_ms` is retrieval and its merging. `bookkeeping_share` is the share of a round that
+    is neither drafting nor the target's pass: retrieval and its merging, the verdict, the commit, and what proposers
+    learn (Graft, arXiv 2605.20104, table 14). DFlash and Domino compute on the target's features while observing, so
+    that their shares contain some drafting; compare with the same method without a retriever. On a GPU the pass is not
+    over when `forward_ms` ends, and the share is too large.
     """
     set_of = _set_of_groups(records)
     apart = kept_apart(set_of.values(), copied)
@@ -161,12 +160,12 @@ Cells = Sequence[tuple[Column, Callable[[dict[str, Any]], str]]]
 
 
 def number(name: str, digits: int, unit: str = "", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
-    """The cell of a figure of a row, "-" where there is none."""
+    """A function that formats a row's figure as the text of a cell, "-" for None."""
     return lambda row: "-" if row[name] is None else f"{row[name] * scale:.{digits}f}{unit}"
 
 
 def equal_share(share: float | None) -> str:
-    """A share of equal outputs, of which only all are 100 %: one in 400 that differs must not round away."""
+    """A share of equal outputs as text. Only a share of 1 is "100%": one difference in 400 must not round away."""
     return "-" if share is None else f"{min(round(100 * share), 99 + int(share))}%"
 
 
@@ -265,7 +264,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % bootstrap interval of the median; None for fewer than three values, or where all are one."""
+    """The 95 % bootstrap interval of the median; None for fewer than three values, or if all are equal."""
     if len(values) < 3 or len(set(values)) == 1:
         return None
     drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))

@@ -35,9 +35,9 @@ class BenchPlan:
         check: whether differences are classified, which loads the model once more in higher precision.
         batch_size: how many prompts share the engine. Warm items are decoded one by one.
         concurrency: how many of them are in flight at a time: as one ends, the next begins. None for all.
-        forgets: whether methods forget before each group what they learned from those before.
-        prompts_once: each prompt is computed for the first method and restored for the others, so that times before the
-            first token are not theirs.
+        forgets: whether methods forget, before each group, what they learned from earlier ones.
+        prompts_once: each prompt is computed for the first method and restored for the others, so that only the first
+            method's time to the first token is real.
 
     Raises:
         InvalidRequest: prompts that make no groups of this size, a concurrency below 1 or above it, or stock
@@ -109,7 +109,7 @@ class BenchRun:
         chosen = {"methods": plan.methods, "budget": plan.budget, "drafter": self.model.drafter, "check": plan.check}
         chosen |= {"forgets": plan.forgets, "prompts_once": plan.prompts_once}
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
-        # Not what memory holds, which is free to another extent when a stopped run goes on.
+        # The length that was asked for: the one that memory allows may differ when a stopped run continues.
         return self._shared | chosen | {"max_model_len": self.model.target.asked_length}
 
     @property
@@ -125,9 +125,9 @@ class BenchRun:
         self, done: Sequence[Record] = (), on_item: Callable[..., None] = lambda *_: None
     ) -> Iterator[list[Record]]:
         """The records of each group as soon as it is decoded. `done`: records of the first groups, from a run that was
-        stopped. Methods that learn from prompt to prompt decode these again, unmeasured, so that counts are those of a
-        run in one piece. `on_item`: called without arguments for each prompt; for those of `done` with their number and
-        False, since they are not new."""
+        stopped. Methods that learn from prompt to prompt decode these again, unmeasured, so that counts equal those of
+        an uninterrupted run. `on_item`: called once with the number of prompts in `done`, if any, and False, then
+        without arguments for each new prompt."""
         plan = self.plan
         first_new = len({record["group"]["number"] for record in done})
         if first_new:
@@ -136,7 +136,7 @@ class BenchRun:
             return
         ours = [method for method in plan.methods if method != TRANSFORMERS]
         self._options |= {method: resolved_options(self.model, method, plan.budget) for method in ours}
-        # Held, so that none of them is built anew after the reset, in the time of its first prompt.
+        # References, so that none is rebuilt after the reset, within the time of its first prompt.
         self._proposers = [self.model.proposer(method) for method in ours]
         taps = {tap for proposer in self._proposers for tap in proposer.needs.taps}
         with written_once(self.model.target, taps) if plan.prompts_once else nullcontext():
@@ -166,7 +166,7 @@ class BenchRun:
                 on_item()
 
     def _learn_again(self, done: Sequence[Record]) -> None:
-        """Show methods that learn the prompts of groups that are done."""
+        """Show the prompts of finished groups to the methods that learn."""
         drafting = [method for method in self.plan.methods if method not in (PLAIN, TRANSFORMERS)]
         is_sampled = not self.plan.params.is_greedy
         learning = [method for method in drafting if learns(self.model.proposer(method), is_sampled)]
@@ -231,7 +231,7 @@ class BenchRun:
         return Classification("equal")
 
     def _why_stock_differs(self) -> str:
-        """Why stock `generate` computes something else, so that no difference is a bug; empty where it does not."""
+        """Why stock `generate` may differ without a bug; empty if it must be equal."""
         if not self.plan.params.is_greedy:
             return "samples from a random stream of its own"
         quantize = self.model.target.quantize
@@ -257,7 +257,7 @@ class BenchRun:
         return self.plan.budget if parse_method(method).budget is None else None
 
     def _memory(self, method: str) -> float:
-        """MiB that this method keeps, weights of the target included; asked once, for it hardly changes."""
+        """MiB that a method keeps, weights of the target included; measured once, since it hardly changes."""
         if method not in self._held_mb:
             model = self.model
             own = (self._references,) if method == TRANSFORMERS else (model.target, model.proposer(method))
@@ -298,13 +298,13 @@ def split_methods(text: str, has_stock: bool = False) -> tuple[str, ...]:
 
 
 def as_settled(model: Model, methods: Sequence[str]) -> tuple[str, ...]:
-    """Methods with what they leave to the drafters at hand, so that records and tables name it; each once."""
+    """Methods with their open choices settled by the available drafters, as records and tables name them; each once."""
     named = (method if method == TRANSFORMERS else name_of(model.drafters.named(method)) for method in methods)
     return tuple(dict.fromkeys(named))
 
 
 def usual_methods(model: Model) -> tuple[str, ...]:
-    """What is compared where nothing is named: the methods that need nothing, and the model's own if it is another."""
+    """The methods to compare by default: those that need no drafter, and the model's default if it is another."""
     return tuple(dict.fromkeys((PLAIN, "lookup", "recycle", model.method_name)))
 
 
@@ -320,8 +320,8 @@ def warm_up(
     params: SamplingParams,
     on_item: Callable[[], None] = lambda: None,
 ) -> None:
-    """Let every method decode the first turn of every item, for what it learns from it. `methods`: with the budget of
-    each, None for its own."""
+    """Let every method decode the first turn of every item, to learn from it. `methods`: the budget of each, None for
+    its default."""
     for item in items:
         prompt = model.encode(item.prompt(0, []))
         for method, budget in methods.items():

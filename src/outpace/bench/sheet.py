@@ -19,8 +19,8 @@ class Column:
 
     Attributes:
         rank: the highest is left out first; a column of rank 0 never is.
-        prose: it holds sentences, which wrap at this width at the latest; 0 where nothing wraps.
-        is_name: aligned to the left, as names are; else to the right, as numbers are.
+        prose: the maximal width of a column of sentences, which wrap; 0 for a column that does not wrap.
+        is_name: whether it is aligned to the left, as names are; else to the right, as numbers are.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""The best method for a model, this machine and some prompts: all on a few prompts, the best on more, the last on all.
+"""Finds the best method for a model and this machine: all on a few prompts, the best on more, the last on all.
 
-Successive halving (Jamieson and Talwalkar, arXiv 1502.07943), but for keeping a third. What is decided by are ratios to
+Successive halving (Jamieson and Talwalkar, arXiv 1502.07943), except that a third is kept. Decisions use ratios to
 plain decoding, paired by prompt and measured in turns (`runner.py`).
 """
 
@@ -43,13 +43,13 @@ WITH_DRAFTER = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What one candidate did.
+    """The result of one candidate.
 
     Attributes:
         speedups: plain decoding's time per token over its own, by the prompt's number.
         break_even: tokens per step at which a round takes as long as plain decoding of them.
-        has_drafter, draft_passes, drafted: whether it drafts with a model, passes of that and nodes per step.
-        refusal: where its output was not plain decoding's, in words; empty if it was.
+        has_drafter, draft_passes, drafted: whether it drafts with a model; that model's passes, and nodes, per step.
+        refusal: a sentence with the prompts on which its output was not plain decoding's; empty if there are none.
     """
 
     method: str
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def effort(self) -> tuple[bool, float, float]:
-        """Order of simplicity: without a drafter first, then fewer passes of it, then smaller trees."""
+        """A sort key, simplest first: without a drafter, then with fewer of its passes, then with smaller trees."""
         return self.has_drafter, round(self.draft_passes, 1), self.drafted
 
 
@@ -82,8 +82,8 @@ Measure = Callable[[tuple[str, ...], Sequence[WorkItem]], Sequence[Trial]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found. `trials`: of all candidates, the last of each: those that went furthest first, the fastest first
-    among them."""
+    """The result of tuning. `trials`: the last trial of each candidate; those that remained longest come first, and
+    among them the fastest."""
 
     chosen: Trial
     why: str
@@ -96,7 +96,7 @@ class Outcome:
 
 
 def candidates(model: Model) -> tuple[tuple[str, ...], dict[str, str]]:
-    """What is tried where nothing is named: methods, and those that cannot be built, each with the reason."""
+    """The default candidates, and the methods that cannot be built, each with the reason."""
     found, left_out = [*WITHOUT_DRAFTER], dict[str, str]()
     for kind in model.drafters.kinds:
         for method in WITH_DRAFTER.get(kind) or (kinds()[kind].default_method,):  # of another package's kind
@@ -109,7 +109,7 @@ def candidates(model: Model) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) -> Outcome:
-    """Find the best method. `items`: prompts, at least three, of which the first ones decide who goes on."""
+    """Find the best method. `items`: prompts, at least three, of which the first ones decide which methods remain."""
     if len(items) < FIRST_PROMPTS:
         raise InvalidRequest(
             f"workload: {len(items)} prompts; tune needs at least {FIRST_PROMPTS} to tell methods apart"
@@ -172,8 +172,8 @@ def spread(items: Sequence[WorkItem]) -> tuple[WorkItem, ...]:
 
 
 def measuring(model: Model, params: SamplingParams, progress: Progress) -> Measure:
-    """What decodes by a model. Where its tokens are exact every difference counts, else those that rounding does not
-    explain."""
+    """A function that measures methods on a model. If the model's exactness is bitwise every difference refuses a
+    method, else only one that rounding does not explain."""
 
     def measure(methods: tuple[str, ...], items: Sequence[WorkItem]) -> Sequence[Trial]:
         plan = BenchPlan(methods, tuple(items), params, check=not model.exactness.is_bitwise)
@@ -224,5 +224,5 @@ def _lowest(ratios: Sequence[float]) -> float:
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The median; 0 where nothing took any time."""
+    """The median; 0 without values."""
     return median(values) if values else 0.0

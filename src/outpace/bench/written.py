@@ -1,4 +1,4 @@
-"""Prompts that are computed once for all methods, where decoding alone is timed, as in Graft's long contexts."""
+"""Computes each prompt once for all methods, to time decoding alone, as in Graft's long contexts."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,8 +28,8 @@ class _Piece:
 
 @dataclass
 class WrittenPrompt:
-    """Stands in for a target's `run_pass` while a prompt is decoded by several methods: chunks are computed the first
-    time, and afterwards restored from what was kept of the last prompt, however they are cut.
+    """Replaces a target's `run_pass` while several methods decode the same prompt: its chunks are computed the first
+    time, then restored from the stored rows, even if the chunks are cut elsewhere.
 
     Attributes:
         taps: hidden states that any of the methods needs.
@@ -65,7 +65,7 @@ class WrittenPrompt:
         return [ChunkOutput(top, known.output.last, self._features(known.output, chunk.taps))], []
 
     def _known(self, start: int, chunk: Chunk) -> _Piece | None:
-        """What was kept of a chunk's rows; None where some of it was not."""
+        """The stored results of a chunk's rows; None if any are missing."""
         end = start + len(chunk.tokens)
         found = [piece for piece in self.pieces if piece.start < end and piece.end > start]
         if not found or found[0].start > start or found[-1].end < end:

@@ -1,8 +1,8 @@
-"""What a table or figure of a paper consists of: rows, runs, columns, the paper's values and its claims.
+"""A table or figure of a paper: rows, runs, columns, the paper's values and its claims.
 
 Each is a TOML file in `exhibits/PAPER`; fields are those of `Exhibit`. To add an exhibit, add a file; to add a paper, a
-folder, its title in `PAPERS`, and what it has in `tests/unit/bench/paper/test_exhibits.py`. Rows, runs and values that
-are another exhibit's are given by its name.
+folder, its title in `PAPERS`, and what it has in `tests/unit/bench/paper/test_exhibits.py`. Rows, runs and values
+shared with another exhibit are given by its name.
 """
 
 import tomllib
@@ -25,7 +25,7 @@ PAPERS = {
 """Titles."""
 PLAIN_ROW = "plain"
 SHARED = ("rows", "runs", "values")  # fields that may name another exhibit
-TRAINING = "training"  # stands for the set of a run that has losses
+TRAINING = "training"  # the name of the set in a run that compares losses
 WITH_PROMPT = {"end_to_end_speedup", "speedup_of_rates", "end_to_end_rate", "ttft_ms"}
 Verdict = Literal[
     "holds", "holds on average", "does not hold", "undecided", "not testable here", "the paper contradicts itself"
@@ -48,19 +48,19 @@ class ExhibitRun(_Strict):
     """How rows are measured. Rows of all exhibits whose runs are alike are measured together, interleaved.
 
     Attributes:
-        label: what differs between an exhibit's runs, such as "T = 1"; levels of a trend are in their order.
-        level: the number of that, for figures over levels.
+        label: the setting that differs between an exhibit's runs, such as "T = 1"; a trend follows their order.
+        level: that setting as a number, for figures over levels.
         sets: names of prompts: a file NAME_dev.jsonl or NAME.jsonl of `--data`; NAME/CATEGORY for some of them. A run
             of losses has none.
-        forgets: methods forget between prompts what they learned.
+        forgets: methods forget what they learned, before each prompt.
         warm: number of first prompts of each set that are decoded unmeasured.
         characters: prompts are cut to this many; None leaves them whole.
         raw: prompts are continued as they are, without the chat template.
-        first_of: the tokens are the first of a run of this many, which has no records of its own; greedy runs only.
+        first_of: count the first `tokens` of answers with this many, whose records the run shares; greedy runs only.
         prompts_once: each prompt is computed for one row and restored for the others: decoding alone is timed.
         batch, in_flight: prompts decoded together, and how many of them at a time; 0 for all.
         in_quick: whether `--quick` measures it, as `quick` shortens it.
-        training: instead of decoding, the losses of the rows' trainings between these parts of their steps, 0 to 1.
+        training: compare losses, not decoding: those of the rows' trainings between these fractions of their steps.
     """
 
     label: str = ""
@@ -102,13 +102,13 @@ class ExhibitRun(_Strict):
         return (f"{self.label}: " if self.label else "") + ", ".join(texts)
 
     def protocol(self) -> dict[str, Any]:
-        """What the records of a set depend on."""
+        """The settings that the records of a set depend on."""
         own = {"label", "level", "quick", "in_quick", "sets", "first_of", "training"}
         return self.model_dump(exclude=own) | {"tokens": self.decoded}
 
     @property
     def decoded(self) -> int:
-        """Tokens that each answer of its records has at most."""
+        """Maximal tokens of each recorded answer."""
         return self.first_of or self.tokens
 
 
@@ -121,15 +121,14 @@ class Row(_Strict):
 
     Attributes:
         method: as `--method` takes it; {reserved} is the retrieved share of the row `after`, {warm} a file of
-            `outpace warmup` made for this target, in 5 rounds or in as many as {warm25} says. Empty for a row that
-            needs what is missing.
+            `outpace warmup` made for this target, in 5 rounds, or N for {warmN}. Empty for a row with `missing`.
         stand_in: what is measured on a target that has no drafter for `method`.
         after: the row whose records decide {reserved}; it is measured first.
         runs: labels of the runs that have it; empty for all.
         missing: why the row cannot be measured.
         needs_drafter: the name that `--drafter NAME=PATH` must give; the row is left out without it.
-        trained: the kind and settings by which `--train` makes that drafter, as `outpace train` takes them; with those
-            of the exhibit.
+        trained: kind and settings with which `--train` makes that drafter, as arguments of `outpace train`; the
+            exhibit's `training` is added.
         beyond: a row that the paper does not have.
         quick: whether `--quick` measures it.
     """
@@ -151,7 +150,7 @@ class Row(_Strict):
 
 
 class Sweep(_Strict):
-    """Rows made from one method and lists of values, in all combinations; NAME and METHOD hold {fields}."""
+    """Rows made from one method and lists of values, in all combinations; `name` and `method` contain {fields}."""
 
     name: str
     method: str
@@ -186,7 +185,7 @@ class Value(_Strict):
     """Values that the paper prints, by set of prompts ("mean" for its average), of one of its targets.
 
     Attributes:
-        deviations: the standard deviations that it prints with them.
+        deviations: the standard deviations printed with them.
     """
 
     of: str = ""
@@ -201,16 +200,16 @@ class Claim(_Strict):
     """What the paper claims, as a comparison of this exhibit's rows. One of the comparisons is given.
 
     Attributes:
-        quote: the paper's sentence; empty where it says so in no words, and the claim is read from a table or figure.
-        order: rows, the one that the paper has first in front: each has more of the metric than the next. Of metrics
-            that are better when smaller, less.
+        quote: the paper's sentence; empty if the claim is only read from a table or figure.
+        order: rows from the best to the worst: each has a larger metric than the next, or a smaller one where smaller
+            is better.
         falls, rises: rows whose metric falls or rises from run to run, in their order.
-        over: the metric is the ratio to this row's.
+        over: the row by whose metric the metric is divided.
         at_least, at_most: bounds of the metric of `rows`.
         larger_on: two groups of sets; the metric of `rows` is larger on the first.
         of_average: it is about the mean over sets: single sets may differ.
         check: a name of `checks.CHECKS`, which is counted rather than measured.
-        missing: why nothing here can tell.
+        missing: why the claim cannot be tested here.
         contradiction: where the paper's own numbers differ from the claim.
         why: reasons by verdict.
     """
@@ -266,12 +265,12 @@ class Panel(_Strict):
     """A part of the exhibit's figure.
 
     Attributes:
-        kind: bars of rows by set; lines of rows over the runs' levels, whose name is `x`; points of rows, `x` and
-            `metric`; a grid of the sweep's two fields `x` and `y`; a bar for each of the rows; a stack of `parts` for
-            each of them, along `x`.
+        kind: "bars" of rows by set; "lines" of rows over the runs' levels, whose name is `x`; "points" of rows, `x` and
+            `metric`; a "grid" of the sweep's two fields `x` and `y`; "rows", a bar for each; a "stack" of `parts` for
+            each row, along `x`.
         parts: titles by metric.
         sets, runs: those that are drawn; empty for all.
-        rows: how the names of those that are drawn begin.
+        rows: prefixes of the names of the rows that are drawn.
     """
 
     kind: Literal["bars", "lines", "points", "grid", "rows", "stack"]
@@ -299,7 +298,7 @@ class Exhibit(_Strict):
     Attributes:
         name: as in the paper: "table 1", "figure 2".
         shows: the paper's rows, columns, models and protocol.
-        here: what is different here, whatever the run; prompts and lengths of a run are printed from `runs`.
+        here: what differs from the paper in all runs; prompts and lengths of a run are printed from `runs`.
         kind: diagrams are checked by tests, which `tests` names.
         columns: the paper's metrics.
         training: settings of all its trainings.
@@ -361,7 +360,7 @@ class Exhibit(_Strict):
         return [(run, row) for run in self.runs_of(is_quick) for row in rows if row.is_in(run)]
 
     def cells_of(self, is_quick: bool) -> list[tuple[str, str, str]]:
-        """A run's label, a row's name and a set of all that is to be measured."""
+        """All cells to measure: run label, row name and set."""
         return [
             (run.label, row.name, of)
             for run, row in self.rows_in_runs(is_quick)
@@ -374,7 +373,7 @@ def read_exhibits(paper: str) -> list[Exhibit]:
     """All exhibits of a paper, tables first, in the order of their numbers.
 
     Raises:
-        InvalidRequest: a paper that there is not, a file with an unknown field, or two files of one name.
+        InvalidRequest: an unknown paper, a file with an unknown field, or two files of one name.
     """
     if paper not in PAPERS:
         raise InvalidRequest(f"paper={paper!r}: one of {', '.join(PAPERS)}")

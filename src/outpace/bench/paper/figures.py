@@ -94,7 +94,7 @@ class _Drawing:
         return float("nan") if found is None else found.value
 
     def _title(self, metric: str) -> str:
-        """As the exhibit's column has it."""
+        """A metric's title in the exhibit's columns, else its usual one."""
         own = {column.metric: column.title for column in self.exhibit.columns}
         return own.get(metric, METRICS[metric].title)
 

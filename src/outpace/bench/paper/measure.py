@@ -1,7 +1,7 @@
-"""Runs what exhibits need. Rows that are measured alike are measured together, interleaved, whichever exhibit has them.
+"""Measures the rows of exhibits. Rows with the same protocol are measured together, whichever exhibits they belong to.
 
-A folder has manifest.json and records/RUN/METHODS/records.jsonl: records belong to one plain decoding of one set. A
-stopped run goes on where it was; rows that are there already are not measured again.
+A folder has manifest.json and records/RUN/METHODS/records.jsonl: the records of a file share one run of plain decoding
+on one set. A stopped run continues; rows with records are not measured again.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class SetRun:
 
     @property
     def key(self) -> str:
-        """Names the folder of its records."""
+        """The name of the folder of its records."""
         return _digest(self.run.protocol() | {"set": self.of, "drafter": self.drafter})
 
     @property
@@ -66,7 +66,7 @@ class SetRun:
 
 
 def jobs_of(exhibits: Sequence[Exhibit], is_quick: bool) -> list[SetRun]:
-    """All that exhibits need, each run once; those that share a loaded target follow each other."""
+    """The jobs of exhibits, each once; those that share a loaded target follow each other."""
     jobs: dict[str, SetRun] = {}
     for exhibit in exhibits:
         methods = {row.name: row.method for row in exhibit.rows_of(is_quick)}
@@ -82,7 +82,7 @@ def jobs_of(exhibits: Sequence[Exhibit], is_quick: bool) -> list[SetRun]:
 
 
 def drafting(exhibits: Sequence[Exhibit]) -> list[str]:
-    """Methods of exhibits, for what a drafter of the caller's may serve."""
+    """Names of the exhibits' methods, at least one of which must use a drafter that the caller gives."""
     return sorted({row.method.partition(":")[0] for one in exhibits for row in one.rows_of(False) if row.method})
 
 
@@ -95,15 +95,15 @@ class Suite:
     """Measures exhibits into a folder.
 
     Attributes:
-        load: the target, with this many slots and one drafter of the caller's, by path.
-        drafters: paths of drafters by the names that rows need; of all others by "".
+        load: loads the target, given a number of slots and the path of a drafter, None for those that ship.
+        drafters: paths of drafters by the names that rows need; "" holds the one for all other rows.
         train_on: prompts, FILE[:LIMIT], on which missing drafters are trained; None leaves their rows out.
-        names: of methods, as records have them, by job and method.
+        names: of methods as in records, by job and method.
         absent: why a method could not be measured, by job and method.
-        losses: of the backbone by step of the trainings that exhibits compare, by the name of the drafter.
-        load_before: of the machine before the first prompt: cores that others used, and how fast memory was read.
-        others_use: how many cores others use.
-        others_at_most: the most that they used between two prompts, looked at about once a minute.
+        losses: the backbone's loss per step of each training that exhibits compare, by the drafter's name.
+        load_before: the machine before the first prompt: cores used by other programs, and memory bandwidth.
+        others_use: measures how many cores other programs use.
+        others_at_most: the largest of these numbers between two prompts, measured about once a minute.
         date: of the last prompt that was measured.
     """
 
@@ -149,8 +149,8 @@ class Suite:
         """Measure what is not there yet, and read the losses of trainings.
 
         Args:
-            advance: called for every prompt of every job, those that only warm included: with the tokens of all rows,
-                and whether they were generated now.
+            advance: called for every prompt of every job, warm-up prompts included, with the tokens of all rows and
+                whether they were generated now.
         """
 
         def advanced(tokens: int, is_new: bool) -> None:
@@ -178,10 +178,10 @@ class Suite:
         return sum(job.tokens * len(self.prompts.of(job.of, job.run)) for job in jobs_of(exhibits, self.is_quick))
 
     def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float) -> float:
-        """About how long exhibits take alone, if all rows were as fast as plain decoding.
+        """Estimated minutes to measure only these exhibits, if all rows were as fast as plain decoding.
 
         Args:
-            plain_ms: milliseconds of a token.
+            plain_ms: milliseconds per token.
         """
         tokens = sum(
             (job.run.prompts + job.run.warm) * job.tokens
@@ -227,7 +227,8 @@ class Suite:
             self._measure(model, job, self._reserved(job, later), lambda tokens, is_new: None)
 
     def _usable(self, model: Model, job: SetRun) -> dict[str, str]:
-        """Methods of a job, with themselves or what stands in for them: what this target has a drafter for."""
+        """The method to run for each of a job's methods: itself, or its stand-in where this target has no drafter for
+        it."""
         found = {}
         for method, row in job.rows.items():
             reason: object = row.missing
@@ -240,7 +241,7 @@ class Suite:
                 except OutpaceError as error:
                     reason = reason or error
                     if not isinstance(error, NoDrafter):
-                        break  # the report says that a stand-in is for want of a drafter
+                        break  # a stand-in replaces a missing drafter only, as the report states
             if method not in found:
                 self._leave_out(job, [method], reason)
         return found
@@ -252,13 +253,13 @@ class Suite:
             self.drafters |= train_missing(rows, self.target, self.train_on, self.folder / "drafters", self.drafters)
 
     def _with_warm_file(self, job: SetRun, method: str) -> str:
-        """A method with the file of a warm-up at its budget in place of {warm}, made where it is not there yet."""
+        """A method with {warm} replaced by a warm-up file for its budget, which is made if it is missing."""
         asked = _WARM.search(method)
         if asked is None:
             return method
         rounds, budget = int(asked[1] or WARM_ROUNDS), re.search(r"budget=(\d+)", method)
         number, drafter = int(budget[1]) if budget else WARM_BUDGET, self._drafter(job)
-        of = "" if drafter is None else f"-{_digest(drafter)}"  # gates are of one drafter
+        of = "" if drafter is None else f"-{_digest(drafter)}"  # gates are calibrated for one drafter
         file = self.folder / f"warm-{rounds}-{number}{of}.safetensors"
         if not file.exists():
             workload = self.prompts.to_warm(rounds, self.folder / f"warm-{rounds}.jsonl")
@@ -267,7 +268,8 @@ class Suite:
         return _WARM.sub(str(file), method)
 
     def _reserved(self, job: SetRun, methods: Iterable[str]) -> dict[str, str]:
-        """Methods with the retrieved share of drafted nodes that the row which they come after had."""
+        """Methods with {reserved} replaced by the retrieved share of drafted nodes in the row that each comes
+        `after`."""
         cells = read_cells(self.folder, job, self.names)
         found = {}
         for method in methods:
@@ -282,7 +284,7 @@ class Suite:
     def _measure(
         self, model: Model, job: SetRun, methods: Mapping[str, str], advance: Callable[[int, bool], None]
     ) -> None:
-        """`methods`: as exhibits name them, and as this model takes them."""
+        """Measure methods of a job. `methods`: by the exhibits' names, the form that this model takes."""
         run, items = job.run, self.prompts.of(job.of, job.run)
         ready = {asked: as_settled(model, [method])[0] for asked, method in methods.items()}
         self.names |= {f"{job.key} {asked}": settled for asked, settled in ready.items()}
@@ -331,13 +333,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
-    """Records of a job, by the plain decoding that they were measured with."""
+    """Lists of a job's records; those of a list share one run of plain decoding."""
     for file in sorted((folder / "records" / key).glob(f"*/{RECORDS}")):
         yield [object_of(file, line) for line in text_of(file).split("\n")[:-1]]
 
 
 def _methods(records: Sequence[Record], prompts: int) -> set[str]:
-    """Methods that all of the prompts have records of."""
+    """Methods with records of all prompts."""
     counts = Counter(record["method"] for record in records)
     return {method for method, count in counts.items() if count == prompts}
 

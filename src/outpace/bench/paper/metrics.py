@@ -1,7 +1,8 @@
 """Metrics of the papers, each from sums over prompts, so that prompts can be drawn again for an interval.
 
 The papers count differently: tokens per step with the target's own token (Domino, DynaTree) and without (Graft, by its
-equation 1), as a ratio of sums and as a mean over prompts (DynaTree's second length). Records have what all need.
+equation 1), as a ratio of sums and as a mean over prompts (DynaTree's second length). Records have the counts for all
+of these.
 """
 
 import math
@@ -48,7 +49,7 @@ class Measured:
     ids: str = ""
 
     def metric(self, name: str, draws: NDArray[np.int64]) -> Numbers:
-        """A metric of drawn prompts, not a number where it was not measured; draws: [times, prompts]."""
+        """[times] a metric of drawn prompts, NaN where it was not measured. `draws`: [times, prompts] indices."""
 
         def sums(of: Mapping[str, Numbers]) -> Sums:
             drawn = {field: numbers[draws].sum(-1) for field, numbers in of.items()}
@@ -97,9 +98,8 @@ def measured(
 
 
 def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What a record would be, had its answer ended after this many tokens: that of a greedy run that stops there,
-    except its last rounds, whose trees would have been no deeper than what was left. Figures that are known of whole
-    answers alone are not numbers."""
+    """The record of an answer that is cut after this many tokens: that of a greedy run that stops there, except for the
+    last rounds, whose trees would have been limited to the tokens left. Figures known only of whole answers are NaN."""
     (rounds,) = record["rounds"]
     reached, steps, drafted, decode_ms = 1, 0, 0, 0.0
     while reached < count and steps < len(rounds):
@@ -142,12 +142,12 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a column shows.
+    """A quantity that a column shows.
 
     Attributes:
-        of: from sums of a row and those of plain decoding in the same run.
-        fewer_is_better: as for times.
-        is_exact: it is counted, and does not vary with the machine's pace.
+        of: computes it from the sums of a row and those of plain decoding in the same run.
+        fewer_is_better: whether smaller is better, as for times.
+        is_exact: whether it is a count, which does not depend on the machine's speed.
     """
 
     title: str
@@ -166,7 +166,7 @@ def _ratio(over: str, under: str, factor: float = 1.0) -> Callable[[Sums, Sums],
 
 
 def _share(over: str, under: str) -> Callable[[Sums, Sums], Numbers]:
-    """In percent; not a number of nothing."""
+    """The percentage of `over` in `under`, as a function of sums; NaN where `under` is 0."""
     return lambda own, plain: 100 * own[over] / np.where(own[under] > 0, own[under], np.nan)
 
 

@@ -128,7 +128,7 @@ class ShownExhibit:
 def write_report(
     paper: str, exhibits: Sequence[Exhibit], sources: Sequence[RecordSource], out: Path
 ) -> list[ShownExhibit]:
-    """Write exhibits.json, figures and report.html into `out`; the first source is the one that is drawn."""
+    """Write exhibits.json, figures and report.html into `out`; the files of figures show the first source."""
     shown = [[ShownExhibit.of(exhibit, source) for source in sources] for exhibit in exhibits]
     out.mkdir(parents=True, exist_ok=True)
     found = [
@@ -225,7 +225,7 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
 
 
 def _exhibit(one: ShownExhibit, is_one_of_several: bool, number: int) -> str:
-    """`number`: of the source."""
+    """The HTML of an exhibit's records from one source. `number`: the source's."""
     parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
     if one.runs:
         parts.append(f"<p><b>These runs:</b> {escape(one.source.described(one.runs))}.</p>")
@@ -283,7 +283,7 @@ class _ExhibitTables:
         return "".join([*cells, f"<td>{line['prompts'] or why_not}</td><td>{equal}</td><td>{starts}</td>"])
 
     def _here(self, line: dict[str, Any], metric: str) -> str:
-        """A value measured here; where the paper prints some of the sets alone, theirs too."""
+        """A value measured here; where the paper prints only some of the sets, also theirs."""
         own, printed = line["values"][metric], {of for value in line["paper"][metric] for of in value["sets"]}
         alone = [of for of in (own or {"sets": {}})["sets"] if of in printed] if "mean" not in printed else []
         if own is None or not alone or len(own["sets"]) == len(alone):
@@ -292,7 +292,7 @@ class _ExhibitTables:
         return f"{_estimate(metric, own)}<br>{', '.join(each)}"
 
     def _of_paper(self, metric: str, value: dict[str, Any], instead: str = "") -> str:
-        """A value that the paper prints, by set; `instead` of all sets where it has this one."""
+        """A value that the paper prints, for each set, or only for the set `instead` if it has that one."""
         texts = []
         shown = {instead: value["sets"][instead]} if instead in value["sets"] else value["sets"]
         for of, number in shown.items():

@@ -8,7 +8,7 @@ from outpace.bench.paper.exhibit import ExhibitRun
 from outpace.data.workload import BUILT_IN, WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest
 
-WARM_SET = "sharegpt"  # whose prompts Graft's warm-up takes
+WARM_SET = "sharegpt"  # Graft's warm-up takes its prompts from this set
 
 
 class PromptSets:
@@ -27,7 +27,7 @@ class PromptSets:
             raise InvalidRequest(f"data={str(data)!r}: no such folder; leave it out for the prompts of this package")
 
     def of(self, name: str, run: ExhibitRun) -> tuple[WorkItem, ...]:
-        """First turns of a set: those that only warm, then those to measure.
+        """First turns of a set's prompts: those for the warm-up, then those to measure.
 
         Raises:
             InvalidRequest: no file has the set.
@@ -52,8 +52,8 @@ class PromptSets:
         raise InvalidRequest(f"set {name!r}: {self.data} has no {stem}_dev.jsonl")
 
     def to_warm(self, rounds: int, file: Path) -> str:
-        """The workload of a warm-up: prompts to train on, not those that are measured; this package's where there are
-        none, which are measured too where no folder is given. `file`: where to write them.
+        """The workload of a warm-up: training prompts, which are not measured. If there are none, this package's
+        prompts, which are also measured if no folder is given. `file`: where to write training prompts.
 
         Raises:
             InvalidRequest: there are fewer prompts than rounds, or the file is no workload.

@@ -27,7 +27,7 @@ class RecordSource(Protocol):
     """Records of a paper's rows on one machine.
 
     Attributes:
-        is_quick: they are of the rows and runs of `--quick`.
+        is_quick: whether they are of the rows and runs of `--quick`.
     """
 
     @property
@@ -59,7 +59,7 @@ class RecordFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "RecordFolder":
-        """Raises InvalidRequest: no folder of this command."""
+        """The records of a folder; raises InvalidRequest if it is not of this command."""
         return cls(folder, read_manifest(folder))
 
     @property
@@ -73,7 +73,7 @@ class RecordFolder:
 
     @cached_property
     def _settings(self) -> list[dict[str, Any]]:
-        """Of all records: an exhibit that was added later may be another machine's or version's."""
+        """Settings of all records; those of an exhibit added later may be another machine's or version's."""
         files = [file.with_name(SETTINGS) for file in sorted(self.folder.glob(f"records/*/*/{RECORDS}"))]
         return [object_of(file, text) for file in files if (text := text_of(file))]
 
@@ -103,7 +103,7 @@ class RecordFolder:
         return text
 
     def method(self, run: ExhibitRun, row: Row) -> str:
-        """With what stood for {warm} and {reserved}, or in for the row's method."""
+        """A row's method with {warm} and {reserved} filled in, or its stand-in and the reason."""
         if run.training is not None:
             return row.method
         key = SetRun(run, run.sets[0], row.needs_drafter).key
@@ -114,7 +114,7 @@ class RecordFolder:
 
 
 def _made(settings: Mapping[str, Any]) -> str:
-    """What records were made by."""
+    """The machine, threads, versions and git revision of records, in one line."""
     versions = {name: number for name, number in settings["versions"].items() if number is not None}
     made = [f"{name} {number}" for name, number in versions.items()]
     made += [f"git {settings['git']}"] if settings.get("git") else []
@@ -125,10 +125,10 @@ def _made(settings: Mapping[str, Any]) -> str:
 class ServedRows:
     """Records of servers, such as vLLM's, a folder of `outpace bench --endpoint URL --out FOLDER` for each row.
 
-    A run's rows are records with as many requests in flight, at its temperature, of one of its sets.
+    A run's rows are the records of its sets at its temperature, with its number of requests in flight.
 
     Attributes:
-        records: by row; those of "plain" are what others are compared with.
+        records: by row; the other rows are compared with "plain".
     """
 
     records: Mapping[str, Sequence[Record]]
@@ -175,7 +175,7 @@ class ServedRows:
 
 
 def _read(row: str, folder: Path) -> list[Record]:
-    """The records of a server's own method; of plain decoding, if that is the row."""
+    """The records of a server's last method; of plain decoding, if that is the row."""
     try:
         lines = (folder / RECORDS).read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
@@ -202,7 +202,7 @@ def _of_run(records: Iterable[Record], run: ExhibitRun, of: str) -> list[Record]
 
 
 def _compared(row: str, own: Sequence[Record], plain: Sequence[Record]) -> Measured:
-    """Raises InvalidRequest: other prompts, or other groups of them."""
+    """A row measured against plain decoding; raises InvalidRequest if their prompts or groups differ."""
     places = [[(record["id"], record["group"]["number"]) for record in records] for records in (own, plain)]
     if places[0] != places[1]:
         raise InvalidRequest(f"from={row}: other prompts than {PLAIN_ROW}'s; measure both with the same command")
@@ -212,7 +212,8 @@ def _compared(row: str, own: Sequence[Record], plain: Sequence[Record]) -> Measu
 
 
 def _as_row(record: Record, is_equal: bool) -> Record:
-    """A server's record as that of a row: what it does not know is not a number, and texts do not show ties."""
+    """A server's record in the form of a row's: unknown figures are NaN, and a difference is unchecked: texts show no
+    ties."""
     unknown = dict.fromkeys(OF_RECORDS, nan) | {"memory_mb": nan, "tokens_per_step": nan}
     known = {name: value for name, value in record.items() if value is not None and name not in (*PHASES, *DRAFT_MS)}
     options = {"files": {}, "drafter": None, "server": record["endpoint"]}
@@ -221,8 +222,8 @@ def _as_row(record: Record, is_equal: bool) -> Record:
 
 
 def _with_group_counts(records: Sequence[Record]) -> list[Record]:
-    """Records that have their group's steps, drafted and accepted tokens, where the server counts them for all requests
-    together: the first of the group has them."""
+    """Records with steps, drafted and accepted tokens. Where the server counts them for all requests of a group
+    together, the group's first record gets the sums and the others get 0."""
     found, seen = [], set[int]()
     for record in records:
         number, counts = record["group"]["number"], record["group"]["speculation"]

@@ -13,14 +13,14 @@ from outpace.bench.paper.metrics import Measured
 from outpace.lib.errors import InvalidRequest
 
 LOG = "log.jsonl"  # in the folder of a training, next to its drafter's
-ANSWER_TOKENS = 192  # at most, of answers that drafters are trained on, as those in the source's data/
+ANSWER_TOKENS = 192  # of an answer to train on, at most; as in the repository's data/
 
 
 def train_missing(
     rows: Sequence[tuple[Exhibit, Row]], target: str, prompts: str, folder: Path, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Train the drafters that rows need and that are not given, on the same answers; paths by name. A stopped training
-    goes on where it was, and one that is complete ends at once.
+    """Train the drafters that rows need and that are not given, on the same answers. A stopped training continues, and
+    a complete one ends at once. Returns their paths by name.
 
     Args:
         prompts: FILE[:LIMIT].
@@ -44,8 +44,8 @@ def train_missing(
 
 
 def read_losses(exhibits: Sequence[Exhibit], drafters: Mapping[str, str]) -> dict[str, list[float]]:
-    """Losses of the base logits by step, of the drafters that are compared by them and still lie in their training's
-    folder; of one without a head, those of its only logits."""
+    """Losses of the base logits per step, for drafters that exhibits compare by loss and that are still in the folder
+    of their training. A drafter without a head has only one loss."""
     compared = [one for one in exhibits if any(run.training is not None for run in one.runs)]
     names = {row.needs_drafter for one in compared for row in one.rows}
     found = {}
@@ -57,7 +57,7 @@ def read_losses(exhibits: Sequence[Exhibit], drafters: Mapping[str, str]) -> dic
 
 
 def trained(losses: Sequence[float], part: tuple[float, float]) -> Measured:
-    """A training between two parts of its steps, 0 to 1, by its losses: its steps are what a row's prompts are."""
+    """The losses of a training between two fractions of its steps, as a row whose prompts are the steps."""
     start, stop = (round(len(losses) * one) for one in part)
     own = {"base_loss": np.array(losses[start:stop]), "steps": np.ones(stop - start)}
     return Measured(own, own, stop - start, stop - start, 0, {"files": {}, "drafter": None})

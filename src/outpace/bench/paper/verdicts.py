@@ -11,7 +11,7 @@ from outpace.bench.paper.exhibit import Claim, ExhibitRun, Verdict
 from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 
 RESAMPLES = 2000
-FEWEST = 6  # prompts that an interval takes
+FEWEST = 6  # prompts that an interval needs
 USUAL: Mapping[Verdict, str] = {"undecided": "The difference is smaller than these prompts can tell."}
 """Why, where a claim has no reason of its own."""
 TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."
@@ -26,9 +26,9 @@ class Estimate:
     """A metric of a row over some sets: their mean, as the papers average.
 
     Attributes:
-        value, low, high: with the bounds of a 95 % bootstrap interval over prompts; None of fewer than 6 prompts, or of
-            one in a set.
-        deviation: standard deviation over prompts, the mean of the sets'; None of one prompt, or batch, in a set.
+        value, low, high: the mean, and the bounds of its 95 % bootstrap interval over prompts, which are None for fewer
+            than 6 prompts, or for one in a set.
+        deviation: standard deviation over prompts, the mean of the sets'; None if a set has one prompt or batch.
         sets: by set.
         prompts: how many.
     """
@@ -58,15 +58,15 @@ class ClaimFinding:
 
 
 def draws(of: str, size: int) -> NDArray[np.int64]:
-    """[1 + RESAMPLES, prompts]: all prompts of a set, then prompts drawn again. Rows and runs have the same of a set,
-    for paired comparisons; sets have their own, so that chance does not favour all of them at once. `of`: the set's
-    prompts: two names of the same prompts are no more evidence than one."""
+    """[1 + RESAMPLES, prompts] indices: all prompts of a set, then bootstrap samples of them. Rows and runs share a
+    set's samples, for paired comparisons; sets do not, so that chance does not favour all of them at once. `of`: the
+    set's prompts; the same prompts under two names get the same samples, as they are no more evidence."""
     drawn = np.random.default_rng([size, crc32(of.encode())]).integers(0, max(size, 1), (RESAMPLES, size))
     return np.concatenate([np.arange(size)[None], drawn])
 
 
 class CellComparison:
-    """Metrics of an exhibit's cells: of all prompts first, then of those drawn."""
+    """Metrics of an exhibit's cells, over all prompts and over bootstrap samples of them."""
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
@@ -76,7 +76,7 @@ class CellComparison:
         return any((run, row, of) in self.cells for of in self.sets)
 
     def metric(self, name: str, run: str, row: str, sets: Sequence[str] = ()) -> dict[str, Numbers]:
-        """By set: the metric of all prompts, then of each time that prompts were drawn."""
+        """By set [1 + RESAMPLES]: the metric over all prompts, then over each bootstrap sample."""
         found = {}
         for of in sets or self.sets:
             if (cell := self.cells.get((run, row, of))) is not None:
@@ -84,7 +84,7 @@ class CellComparison:
         return found
 
     def units(self, run: str, row: str, sets: Sequence[str] = ()) -> list[int]:
-        """Prompts, or groups of prompts decoded together, by set."""
+        """The number of prompts, or of groups decoded together, of each set."""
         own = [self.cells.get((run, row, of)) for of in sets or self.sets]
         return [len(cell.own["steps"]) for cell in own if cell is not None]
 
@@ -113,30 +113,30 @@ class CellComparison:
 
 
 def _interval(numbers: Numbers) -> Numbers:
-    """The 95 % interval of what drawn prompts gave; draws without a value, as of nothing drafted, are left out."""
+    """[2] the 95 % interval over bootstrap samples; those without a value, such as with no drafts, are left out."""
     bounds: Numbers = np.nanpercentile(numbers[1:], (2.5, 97.5))
     return bounds
 
 
 def _decides(units: Sequence[int]) -> bool:
-    """Whether this many prompts by set make an interval: one of a set shows no spread."""
+    """Whether these numbers of prompts by set suffice for an interval: a single prompt shows no spread."""
     return sum(units) >= FEWEST and min(units, default=0) > 1
 
 
 @dataclass
 class _Side:
-    """A comparison that a claim makes, of all prompts first, then of drawn ones.
+    """A comparison that a claim makes. Arrays are [1 + RESAMPLES]: all prompts, then bootstrap samples.
 
     Attributes:
         name: what is compared.
-        form: prints it.
-        claimed: what it must be, and its values by run.
-        pooled: what must be positive, of all sets and runs together; zero is enough where it is a bound.
-        shown: what is printed for it.
-        gaps: what must be positive, by run and set.
+        form: formats a number of it.
+        claimed: the claimed bound, and the values by run if there are several.
+        pooled: the quantity that must be positive, over all sets and runs; zero suffices for a bound.
+        shown: the quantity that is printed.
+        gaps: the quantity that must be positive, for each run and set.
         places: the run and set of each of them.
-        units: prompts, or batches, of each of them.
-        is_exact: it is counted, so that no interval is needed.
+        units: the number of prompts, or batches, of each of them.
+        is_exact: it is a count, which needs no interval.
     """
 
     name: str
@@ -151,7 +151,8 @@ class _Side:
     is_exact: bool = False
 
     def verdict(self) -> tuple[Verdict, str, int | None]:
-        """By the rules: on every set and in the pooled interval; in the interval; against it; undecided."""
+        """The verdict, its numbers, and the prompts that would decide an undecided one. The claim holds if the pooled
+        interval is positive and so is every set; on average if some set is not; and not if the interval is negative."""
         least = 0.0 if self.is_bound else np.nextafter(0.0, 1.0)
         against = [place for place, gap in zip(self.places, self.gaps, strict=True) if not gap[0] >= least]
         text, claimed = f"{self.name} {self.form(self.shown[0])}", f", claimed {self.claimed}"
@@ -180,12 +181,12 @@ def judge(
     planned: Collection[Cell] = (),
     due: Collection[Cell] = (),
 ) -> ClaimFinding:
-    """A claim's verdict. What is due and not measured leaves it undecided unless the rest contradicts it.
+    """A claim's verdict. Cells that are due but not measured leave it undecided, unless the others contradict it.
 
     Args:
-        checks: what is counted rather than measured.
+        checks: functions, by name, for claims that are counted rather than measured.
         absent: rows that could not be measured, with the reason.
-        planned: all cells of a full run, of which those that were not measured are named.
+        planned: all cells of a full run; the finding names those that were not measured.
         due: those of this run, quick or full.
     """
 
@@ -268,7 +269,7 @@ class _Sides:
         return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
 
     def _add(self, side: _Side, gap: Numbers, label: str, of: str, *units: int) -> None:
-        """Add what must be positive in a run on a set."""
+        """Add the quantity that must be positive for a run and set."""
         side.gaps.append(gap)
         side.places.append(f"{of} ({label})" if label and len(self.labels) > 1 else of)
         side.units += units
@@ -294,7 +295,7 @@ class _Sides:
         return self.comparison.units(label, row, (of,))[0]
 
     def _are_paired(self, label: str, first: str, second: str, of: str) -> bool:
-        """Whether two rows have as many prompts of a set; not where one was stopped."""
+        """Whether two rows have equally many prompts of a set, which they do not if a run was stopped."""
         return self._units(label, first, of) == self._units(label, second, of)
 
     def _form(self, value: float) -> str:
@@ -351,7 +352,7 @@ class _Sides:
         return side
 
     def _within(self, numbers: Numbers) -> Numbers:
-        """How far within its bounds."""
+        """The distance to the claim's nearest bound, negative outside."""
         least, most = self.claim.at_least, self.claim.at_most
         gaps = [numbers - least] if least is not None else []
         gaps += [most - numbers] if most is not None else []
@@ -377,7 +378,7 @@ class _Sides:
 
 
 def _means(pairs: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
-    """The mean of the first ones, and of the second ones."""
+    """The mean over pairs of the first numbers, and of the second."""
     first, second = (np.mean(numbers, axis=0) for numbers in zip(*pairs, strict=True))
     return first, second
 
@@ -389,7 +390,7 @@ def _rise(levels: Numbers) -> Numbers:
         difference: Numbers = levels[1] - levels[0]
         return difference
     less, same = (levels < levels[:, None]).sum(1), (levels == levels[:, None]).sum(1)
-    ranks = less + (same - 1) / 2  # [runs, draws]; equal ones share theirs
+    ranks = less + (same - 1) / 2  # [runs, draws]; equal levels share a rank
     places = np.arange(len(levels), dtype=np.float64)[:, None]
     places -= places.mean()
     rise: Numbers = np.sum(places * (ranks - ranks.mean(0)), axis=0)
