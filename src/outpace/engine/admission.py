@@ -1,14 +1,14 @@
-"""Which requests there are, which slot each of them gets, and how much of its prompt is cached.
+"""Tracks open requests, gives each a slot, and finds how much of its prompt is cached.
 
 A common prefix of prompts is computed once. A request that gets a slot copies the longest prefix of its prompt that is
-cached: in the slot of a running request, or of one that has ended and whose slot was not reused. So the next turn of a
-conversation finds the turns before. A request whose prompt begins like one that is being written waits until that
-beginning is written.
+cached: in the slot of a running request, or of an ended one whose slot was not reused. So a conversation's next turn
+finds its earlier turns. A request whose prompt begins like one that is being written waits until that beginning is
+written.
 
 Under rejection nothing is shared: what a method has learned from other requests would affect the answer.
 
-A request that has a slot has memory for its longest answer too, so that none has to be stopped for another. Where
-memory is short, cached contents are dropped first, and then requests wait.
+A request with a slot also has memory for its longest answer, so that none is preempted. If memory is short, cached
+contents are evicted first, then requests wait.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class Roster:
     def __init__(self, slots: int) -> None:
         self._slots, self.shares = range(slots), True
         self._arrivals, self._most = count(), 0
-        self._sessions: dict[int, ref[Session]] = {}  # by arrival; other threads may add to it at any time
+        self._sessions: dict[int, ref[Session]] = {}  # in order of arrival; other threads may add to it at any time
         self._left: dict[int, Written] = {}  # contents of free slots, least recently used first
 
     def add(self, sessions: Sequence[Session]) -> None:
-        if len(self._sessions) > self._most:  # where no step is made, dropped ones must be forgotten here
+        if len(self._sessions) > self._most:  # dropped requests must be forgotten here too: perhaps no step is made
             self.prune()
             self._most = 2 * len(self._sessions) + 64
         self._sessions |= {next(self._arrivals): ref(session) for session in sessions}
@@ -62,7 +62,7 @@ class Roster:
             self._left[written.slot] = written
 
     def use(self, written: Written) -> None:
-        """Note that contents were copied; does nothing for those of slots in use."""
+        """Mark contents of a free slot as most recently used; does nothing for slots in use."""
         if self._left.get(written.slot) is written:
             self.leave(written)
 
@@ -75,7 +75,7 @@ class Roster:
         self._left.clear()
 
     def free(self) -> list[int]:
-        """The free slots, those that are needed least first: without contents, then left."""
+        """The free slots, in the order to overwrite them: without contents first, then the least recently used."""
         taken = {session.slot for session in self.running()}
         empty = [slot for slot in self._slots if slot not in taken and slot not in self._left]
         return [*empty, *(slot for slot in list(self._left) if slot not in taken)]  # any thread may ask
@@ -113,21 +113,21 @@ class Admission:
             self._enter(session, found, length, own)
 
     def leave(self, session: Session) -> None:
-        """Cache the slot's contents of a request that has ended."""
+        """Keep the contents of an ended request's slot in the prefix cache."""
         if session.error is None and self._may_share(session):
             self._roster.leave(_written(session))
 
     def _own_slot(self, session: Session, found: Written | None, length: int) -> int | None:
-        """The slot of left contents that a prompt takes over, because it continues all of them or because there is no
-        memory for a copy of their first `length` ids; None where it gets another slot."""
+        """The slot that a prompt takes over together with its cached contents, because it continues all of them or
+        because there is no memory to copy their first `length` ids; None if it gets another slot."""
         if found is None or found not in self._roster.left():
             return None
         takes_over = _goes_on(session, found, length) or not self._has_memory(session, None, needed=found.slot)
         return found.slot if takes_over else None
 
     def _has_memory(self, session: Session, own: int | None, needed: int | None = None) -> bool:
-        """Whether there is memory for all rows of a request, in the slot `own` or a new one. If need be, and if that
-        suffices, contents of other free slots are dropped for it, but not those of the slot `needed`."""
+        """Whether there is memory for all rows of a request, in the slot `own` or a new one. Contents of other free
+        slots, except the slot `needed`, are evicted for it if that suffices."""
         memory = self._target.memory
         if memory.budget is None:
             return True
@@ -137,7 +137,7 @@ class Admission:
         left -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
         others = [slot for slot in self._roster.free() if slot not in (own, needed)]
         if left + sum(map(memory.held, others)) < 0:
-            return False  # it waits for a running request, whose end may leave memory enough
+            return False  # it waits until a running request ends and frees memory
         for slot in others:
             if left >= 0:
                 break
@@ -148,7 +148,7 @@ class Admission:
         return True
 
     def _most(self, session: Session) -> int:
-        """Rows that a request may come to hold."""
+        """The most rows that a request may hold."""
         longest = min(len(session.prompt_ids) + session.params.max_new_tokens, self._target.max_length)
         return longest + MAX_TREE_NODES
 
@@ -156,7 +156,8 @@ class Admission:
         return self._roster.shares and not session.params.is_rejection
 
     def _longest(self, session: Session) -> tuple[Written | None, int]:
-        """The slot with the longest prefix of a prompt, and its length; None where it does not pay for a copy."""
+        """The slot with the longest prefix of a prompt, and that prefix's length; None and 0 if none is long enough to
+        copy."""
         best: tuple[Written | None, int] = None, 0
         if not self._may_share(session):
             return best
@@ -181,8 +182,8 @@ class Admission:
         )
 
     def _enter(self, session: Session, found: Written | None, length: int, own: int | None) -> None:
-        """Give a session the slot `own` or a spare one, which holds the first `length` ids of its prompt, as `found`
-        does."""
+        """Give a session the slot `own` or a spare one, with the first `length` ids of its prompt taken from
+        `found`."""
         proposer = session.proposer
         slot = self._roster.spare_slot(own)
         assert slot is not None, "there is room"
@@ -197,7 +198,7 @@ class Admission:
         self._place(session, slot)
 
     def _place(self, session: Session, slot: int) -> None:
-        """Give a session a slot that is ready for it."""
+        """Give a session a prepared slot."""
         memory = self._target.memory
         if memory.held(slot) > self._most(session):  # rows of an earlier request, out of reach of this one
             memory.trim(slot)
@@ -206,7 +207,7 @@ class Admission:
 
 
 def _goes_on(session: Session, found: Written, length: int) -> bool:
-    """Whether a prompt continues all of some contents and may take their slot; otherwise they may be needed again."""
+    """Whether a prompt continues almost all of the contents and may take their slot; otherwise others may need them."""
     return found.proposer is session.proposer and len(found.ids) < length + LEAST_SHARED
 
 

@@ -140,7 +140,7 @@ class Engine:
 
     Args:
         new_detokenizer: makes a detokenizer per request; None produces no text.
-        costs: of passes; None plans no rounds by prices.
+        costs: the cost model of passes; None plans rounds without one.
         grammar_tokenizer: makes the model's tokenizer for grammars (llguidance's `LLTokenizer`) on first use; None
             refuses grammars.
         prefill_chunk: rows of a prompt in a pass at most.
@@ -201,8 +201,8 @@ class Engine:
         """Queue one prompt; its n samples become sessions of one request.
 
         Args:
-            budget: drafted nodes per round; None takes the proposer's, or what pays if it asks for prices or shares its
-                rounds.
+            budget: drafted nodes per round; None takes the proposer's, or lets the cost model choose if the proposer
+                needs prices or rounds are shared.
 
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or is too long; an option names such
@@ -252,7 +252,7 @@ class Engine:
                 sessions.append(session)
             self._roster.add(sessions)
             return sessions
-        except BaseException:  # whose traceback may keep them alive
+        except BaseException:  # its traceback may keep the sessions alive
             for session in sessions:
                 session.is_cancelled = True
             raise
@@ -269,8 +269,8 @@ class Engine:
     def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others.
 
-        What a request gains is appended to its session's `events`. Where another thread is making a step, this waits
-        for that one instead.
+        What a request gains is appended to its session's `events`. If another thread is making a step, this waits for
+        its end instead.
         """
         self._turns.take(lambda: self._advance(lambda: False, None, only))
 
@@ -288,7 +288,7 @@ class Engine:
         self.run_until(lambda: session.has_ended, [session])
 
     def between_steps(self, work: Callable[[], T]) -> T:
-        """Use the target or proposers while no step is under way; waits for one of another thread."""
+        """Call `work`, which may use the target or proposers, between steps. Waits for another thread's step."""
         done: list[T] = []
 
         def settled() -> None:
@@ -299,7 +299,7 @@ class Engine:
         return done[0]
 
     def with_spare_slot(self, work: Callable[[int], T]) -> T:
-        """As `between_steps`, with a slot, whose contents are dropped.
+        """As `between_steps`, with a free slot for `work`; its contents are dropped.
 
         Raises:
             InvalidRequest: requests are in all slots.
@@ -356,7 +356,7 @@ class Engine:
     def _advance(
         self, is_done: Callable[[], bool], own: Sequence[Session] | None, only: Sequence[Session] | None = None
     ) -> None:
-        """One step of all requests, or of some, unless the condition holds already."""
+        """Make one step of all requests, or of `only` some, unless the condition holds already."""
         self._steps.settle()
         if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
             self._steps.end(cancelled)
@@ -379,13 +379,14 @@ class Engine:
                 raise
 
     def _make_room(self, waiting: Sequence[Session]) -> bool:
-        """Make a step of each request that has a slot, for those that wait for one; whether any step succeeded."""
+        """Advance each request that has a slot, alone, to free slots for those that wait; whether any step
+        succeeded."""
         has_moved = False
         for session in self._roster.running():
             if session.slot is not None and session not in waiting:
                 try:
                     self._steps.make([session])
                     has_moved = True
-                except Exception:  # which its own caller gets
+                except Exception:  # its caller gets the error
                     self._steps.settle()
         return has_moved

@@ -1,7 +1,7 @@
-"""Trees under grammars: forbidden nodes are cut, and forced text takes their slots and unused ones.
+"""Trees under grammars: forbidden nodes are removed, and forced text is drafted in their place and in unused nodes.
 
-A forced text is rarely a forced token: after `{` each of `"`, `"n` and `"name` may be legal. So its usual tokens are
-drafted, below any node of the tree and for all methods, and verification under the mask decides.
+A forced text is rarely a forced token: after `{` each of `"`, `"n` and `"name` may be legal. So the usual tokens of the
+text are drafted, below any node and for all methods, and verification under the mask decides.
 """
 
 import math
@@ -18,7 +18,7 @@ CERTAIN, FORCED, LAST = 0.99, 0.9, 0.65
 tokenizations are, and for its last one, which may merge with what follows (measured: docs/results.md)."""
 _FIRST, _NEXT = 0.6, 0.4
 """Assumed probability of drafts without scores: of the first below a node, and the ratio of each to the one before."""
-_UNLIKELY = 0.02  # below such nodes forced text is not looked for
+_UNLIKELY = 0.02  # no forced text is searched below nodes with a smaller probability
 
 
 @dataclass(eq=False)
@@ -47,7 +47,8 @@ def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: in
     if session.proposer.needs.whole_trees:
         kept = list(range(len(tree)))
     else:
-        # A child that was drawn stays, since its rejection corrects the distribution; nothing is kept below it.
+        # A forbidden child that was drawn stays, since its rejection corrects the distribution; nodes below it are
+        # removed.
         parents = topology.parents
         kept = [node for node, one in enumerate(allowed) if one or (parents[node] in drawn and allowed[parents[node]])]
     budget = min(max(session.budget, len(tree) - 1), MAX_TREE_NODES - 1)
@@ -69,7 +70,7 @@ def _shares(tree: DraftTree) -> list[float]:
 def _corrected(
     shares: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced]
 ) -> list[float]:
-    """The shares, corrected for forced text: a draft that competes with it is unlikely."""
+    """The shares, corrected for forced text: its own nodes are likely, and their siblings are unlikely."""
     known = list(shares)
     for node, text in below.items():
         for place, token in enumerate(text.tokens, start=1):
@@ -90,12 +91,12 @@ def _chains(
     room: int,
     allowed: Sequence[bool],
 ) -> _Chains:
-    """Forced text below nodes that is not drafted there."""
+    """Chains of the forced text that the tree does not have yet."""
     chains, topology, drawn = _Chains(), tree.topology, tree.draft_probs or {}
     for node, text in sorted(below.items()):
         left = text.tokens
         while left and (same := _child(tree, tokens, node, left[0])) is not None:
-            # One that is not allowed ends the request, as its EOS id may be a token of the text.
+            # A child that is not allowed ends the answer, as an EOS id may be a token of the text.
             node, left = same, () if same in below or not allowed[same] else left[1:]
         if node in drawn:
             continue
@@ -130,7 +131,8 @@ def _chosen(
     may_displace: bool,
     prices: Prices | None,
 ) -> DraftTree:
-    """The tree of the likeliest nodes, drafted and forced."""
+    """The tree of the likeliest nodes, drafted and forced: at most `budget`, forced ones only with enough expected
+    gain."""
     size = len(tree)
     new = range(size, size + len(chains.tokens))
     likely = [*odds, *chains.odds]
@@ -140,7 +142,7 @@ def _chosen(
         ranked = [*kept[1:], *sorted(new, key=lambda node: -likely[node])]
     taken = {0}
     for node in ranked[:budget]:
-        # Drafted nodes have been priced when the tree was grown.
+        # Drafted nodes were already priced when the tree was grown.
         if node < size or prices is None or likely[node] >= prices.least_gain(len(taken) - 1):
             taken.add(node)
     mine = [node for node in kept if node in taken]

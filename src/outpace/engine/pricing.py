@@ -1,4 +1,4 @@
-"""Plans rounds by measured times of passes and what requests gain, both learned from clocks."""
+"""Plans rounds from the times of passes and the tokens that requests gain, both measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from outpace.engine.session import Session
 if TYPE_CHECKING:
     from outpace.engine.round import Phases
 
-_KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
-_PACE_KEPT = 0.95  # of what a request gained
+_KEPT = 0.97  # decay of averages per round: about thirty rounds are remembered
+_PACE_KEPT = 0.95  # the same for the tokens that a request gains
 _REPEATS = 5  # measurements of each size at most
-_WITHIN = 3.0  # seconds after which nothing is measured again: times are kept, and wrong ones cost speed for good
+_WITHIN = 3.0  # seconds after which measuring ends; the times are stored, and wrong ones would cost speed for good
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
-_TIMED = 16  # rows up to which passes of a large model are timed themselves: a few layers alone made 8 rows 15 % dearer
-_PROMPT_MS = 100.0  # of a pass that writes prompts alone, about: a request that comes meanwhile waits for it
-_MOST_WAIT = 2  # requests that wait for their prompts, for each that is decoded, above which most of them do
-_LEAST_ROWS = 32  # of prompts in a pass that writes them alone, or whose time is not known
+_TIMED = 16  # rows up to which whole passes of a large model are timed: timing a few layers made 8 rows 15 % dearer
+_PROMPT_MS = 100.0  # about the time of a pass with prompts only, for which a new request must wait
+_MOST_WAIT = 2  # requests that wait for their prompts per decoding one, above which most requests wait
+_LEAST_ROWS = 32  # fewest prompt rows of a pass without decoding, or of one whose time is not known
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class RoundPlan:
 
     Attributes:
         budgets: drafted nodes of each request at most.
-        prices: what time costs each request; None where the cost model does not choose its nodes.
-        is_drafted: false where requests that the cost model decides for draft nothing, because rounds are faster so.
+        prices: each request's prices of time; None if the cost model does not choose its nodes.
+        is_drafted: False if requests under the cost model draft nothing, because rounds without drafts are faster.
     """
 
     budgets: Sequence[int]
@@ -46,10 +46,10 @@ class RoundPlan:
 
 
 class Pricing:
-    """Plans rounds by prices that it learns from their clocks.
+    """Plans rounds by prices that it learns from the times of rounds.
 
-    Clocks decide which nodes are taken, and never what is generated: under "match" the target's own draws decide,
-    whatever the tree. Under "rejection" the tree affects the answer, so that such requests get no prices.
+    Times decide which nodes are drafted, never which tokens are generated: under "match" the target's draws decide,
+    whatever the tree. Under "rejection" the tree affects the answer, so such requests get no prices.
 
     Args:
         slowdown: how many times as long a round may take while prompts are written in its pass.
@@ -68,13 +68,13 @@ class Pricing:
     def prompt_rows(self, sessions: Sequence[Session], waiting: int, context: int) -> int:
         """How many rows of prompts the next pass writes at most, one or more.
 
-        Where most requests wait for their prompts, the bound is on rounds of all: decoding a few of them in many short
-        rounds would take longer.
+        If most requests wait for their prompts, the bound is that of a round of all of them: decoding a few in many
+        short rounds would take longer overall.
 
         Args:
-            sessions: that are decoded in the pass.
+            sessions: the requests that are decoded in the pass.
             waiting: requests whose prompts are being written.
-            context: average length of what is written of the prompts.
+            context: average number of prompt tokens already written.
         """
         key = _prompt_key(sessions, context)
         if self._prompt_ms.known:
@@ -89,23 +89,24 @@ class Pricing:
         return max(int((self._slowdown - 1) * self._usual.least(count) / row_ms), 1)
 
     def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: "Phases") -> None:
-        """Learn how long a pass took that wrote `rows` of prompts and computed this many others, of `sessions`."""
+        """Learn the time of a pass that wrote `rows` rows of prompts and computed `others` rows of trees for
+        `sessions`."""
         ms = clock.ms()
         if sessions and self._costs.is_known:
             without = self._costs.times(len(sessions), _context(sessions), 0, others - len(sessions))
             ms = clock.ms("forward", "verify", "prompts") - without.ms[0]
         elif sessions:
             ms -= self._usual.least(len(sessions))
-        # A row's time is the quotient of two averages: that of one small chunk would be mostly noise.
+        # A row's time is the quotient of two averages: the time of one small chunk would be mostly noise.
         key = _prompt_key(sessions, context)
         self._prompt_ms.learn(key, ms)
         self._prompt_rows.learn(key, rows)
 
     def plan(self, target: Target, sessions: Sequence[Session], prompt_rows: int = 0) -> RoundPlan:
-        """How the next round of these requests drafts. Passes are measured when this is first needed.
+        """The plan of these requests' next round. Passes are timed when their times are first needed.
 
-        A request gets its own budget; or fewer nodes, where it shares the round, its method follows no prices itself,
-        and more nodes do not pay. Rows of prompts make rows of drafts no cheaper.
+        A request gets its own budget. It gets fewer nodes if it shares the round, its method does not follow prices
+        itself, and more nodes would gain less than they cost. Rows of prompts make rows of drafts no cheaper.
         """
         count, budgets = len(sessions), [session.budget for session in sessions]
         nothing: list[Prices | None] = [None] * count
@@ -117,10 +118,10 @@ class Pricing:
             return RoundPlan(own, nothing, is_drafted=False)
         times = self._times(target, sessions, prompt_rows)
         paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
-        # Rows of prompts are not what a token costs: in their rounds a node must gain as much as in others.
+        # A token's cost excludes rows of prompts: a node must gain as much in rounds with them as in others.
         plain_ms = self._costs.times(count, _context(sessions), 0).ms[0]
-        # Paces may be of rounds of another number of requests, or of another text. Time is worth what decoding without
-        # drafts would gain in it, at least.
+        # Paces may come from rounds with another number of requests, or from another text. Time is priced at least at
+        # what plain decoding would gain in it.
         round_ms = min(self._ms.known.get(count, math.inf), plain_ms * geometric_mean(paces))
         each = count / round_ms
         prices = [
@@ -143,7 +144,8 @@ class Pricing:
         clock: "Phases",
         tokens: Sequence[int],
     ) -> None:
-        """Learn from a round: more than its time if any of its requests follows prices."""
+        """Learn the time of a round and, if any of its requests follows prices or sizes, what was drafted and
+        accepted."""
         self._usual.learn(len(sessions), clock.ms())
         if not _follow(sessions):
             return
@@ -172,7 +174,7 @@ class Pricing:
         self._pace = averaged(self._pace, sum(tokens) / len(tokens), _KEPT)
 
     def _times(self, target: Target, sessions: Sequence[Session], prompt_rows: int) -> PassTimes:
-        """Of passes of these requests, for all numbers of nodes that they may have together."""
+        """Times of passes of these requests, for each number of nodes up to the sum of their budgets."""
         if not self._costs.is_known:
             first = sessions[0]
             assert first.slot is not None, "a session in a round has a slot"
@@ -182,11 +184,11 @@ class Pricing:
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
-    """Time passes after the contents of a slot, which stays as it was. Of a large model, those of many rows are
-    estimated. Rounds correct all times.
+    """Time passes after the contents of a slot, which do not change. For a large model, passes of many rows are
+    estimated. Later rounds correct all times.
 
     Args:
-        token: what the passes compute.
+        token: the id in every row of the passes.
         context: tokens in the slot, whose time is subtracted where the target knows it.
     """
     context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
@@ -194,7 +196,7 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     estimates = target.estimated_times(large) if hasattr(target, "estimated_times") else None
     timed = ROWS if estimates is None else [rows for rows in ROWS if rows <= _TIMED]
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in timed]
-    # The largest allocates memory; where passes are captured as graphs, each size is captured first.
+    # The largest pass allocates memory; where passes are captured as graphs, each size is captured first.
     for tree in trees if getattr(target, "captures", False) else trees[-1:]:
         _seconds(target, slot, tree)
     seconds: list[list[float]] = []
@@ -209,7 +211,7 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
 
 
 def _suffice(seconds: Sequence[Sequence[float]]) -> bool:
-    """Whether times of every size are known well enough: the two best are alike, or more would take too long."""
+    """Whether to stop timing: the two best times of every size are close, or more would take too long."""
     if len(seconds) == _REPEATS or sum(map(sum, seconds)) > _WITHIN:
         return True
     return len(seconds) > 1 and all(sorted(own)[1] <= _ALIKE * min(own) for own in zip(*seconds, strict=True))
@@ -223,7 +225,8 @@ def _seconds(target: Target, slot: int, tree: DraftTree) -> float:
 
 
 def _seen(tree: DraftTree, verdict: Verdict | None) -> tuple[int, list[int]] | None:
-    """The method's own nodes in a tree, and the accepted ones; not those that a grammar forces."""
+    """The number of nodes that the method drafted, and those of them that were accepted; forced nodes are left out.
+    None without a verdict."""
     own = len(tree) - tree.forced
     return None if verdict is None else (own - 1, [node for node in verdict.path[1:] if node < own])
 
@@ -234,8 +237,8 @@ def _follow(sessions: Sequence[Session]) -> bool:
 
 
 def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
-    """Places of the requests whose budgets follow sizes, by proposer. Those of a plugin's with slots, to which nothing
-    could refer weakly, stay."""
+    """Indices of the requests whose budgets follow sizes, by proposer. A plugin's proposer that cannot be weakly
+    referenced is left out."""
     groups: dict[Proposer, list[int]] = {}
     for index, session in enumerate(sessions):
         if session.is_sized and len(sessions) > 1 and type(session.proposer).__weakrefoffset__:
@@ -249,5 +252,6 @@ def _context(sessions: Sequence[Session]) -> int:
 
 
 def _prompt_key(sessions: Sequence[Session], context: int) -> int:
-    """What the time of a prompt's row depends on: the length of what is before it, and whether its pass is shared."""
+    """A key for the time of a prompt's row: the magnitude of its context, and the sign for whether decoding shares its
+    pass."""
     return -context.bit_length() - 1 if sessions else context.bit_length()

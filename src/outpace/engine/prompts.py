@@ -1,4 +1,4 @@
-"""Prompts, which are written in chunks: alone, or in the passes of requests that are being decoded."""
+"""Writes prompts in chunks: alone, or in the passes of requests that are being decoded."""
 
 from collections.abc import Sequence
 
@@ -13,18 +13,18 @@ from outpace.lib.places import places_of
 from outpace.sampling.draw import BatchDraw, FastDraw
 
 FAST_DRAW = FastDraw(draws_natively, draw_natively)
-_OLDEST = 4  # one row in this many is for the prompt that has waited longest
+_OLDEST = 4  # the prompt that has waited longest gets one row in this many
 
 
 def shares(missing: Sequence[int], rows: int) -> list[int]:
     """How many rows of a pass each prompt gets, possibly none.
 
-    The prompt that has waited longest gets a fourth, so that it advances whatever comes; then those that miss least are
-    served first, so that short prompts do not wait for long ones.
+    The prompt that has waited longest gets a fourth, so that it always advances; then prompts with the fewest missing
+    rows come first, so that short ones do not wait for long ones.
 
     Args:
         missing: rows of each prompt that are not written, in order of arrival.
-        rows: of the pass.
+        rows: rows of the pass.
     """
     given = [0] * len(missing)
     by_size = sorted(range(len(missing)), key=missing.__getitem__)
@@ -38,9 +38,9 @@ class Prompts:
     """The next chunks of prompts, which one pass writes.
 
     Args:
-        changes: of requests whose prompts are being written, in order of arrival.
-        rows: of all chunks, one or more.
-        most: rows of one of them.
+        changes: those of the requests whose prompts are being written, in order of arrival.
+        rows: rows of all chunks together, one or more.
+        most: rows of one chunk at most.
     """
 
     def __init__(self, changes: Sequence[Change], rows: int, most: int) -> None:
@@ -66,11 +66,11 @@ class Prompts:
 
     @property
     def context(self) -> int:
-        """Average length of what is written before them."""
+        """Average number of tokens written before the chunks."""
         return written_of([change.session for change in self._changes])
 
     def take(self, outputs: Sequence[ChunkOutput]) -> None:
-        """Show proposers the chunks that were written. A prompt that is complete gains its first token."""
+        """Show proposers the chunks that were written. A completed prompt yields the first token of its answer."""
         sessions = [change.session for change in self._changes]
         for proposer, members in places_of(session.proposer for session in sessions).items():
             states = [sessions[index].state for index in members]

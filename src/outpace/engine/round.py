@@ -39,13 +39,13 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a phase. Time between two phases counts to the second one."""
+        """Time a phase. The time since the previous phase counts too."""
         yield
         now = perf_counter()
         self._seconds[name], self._last = now - self._last, now
 
     def ms(self, *names: str) -> float:
-        """Milliseconds of some phases, or of all."""
+        """Milliseconds of the named phases, or of all without names."""
         return sum(seconds for name, seconds in self._seconds.items() if not names or name in names) * 1e3
 
     def count(self, changes: Sequence[Change], trees: Sequence[DraftTree]) -> None:
@@ -78,8 +78,8 @@ def run_round(
     Args:
         changes: of requests of any mix of methods, lengths, temperatures and tree sizes. A request whose logits are not
             finite on its path, or whose options leave no token there, gains an error and no tokens.
-        pricing: plans the round; None for the requests' own budgets.
-        prompts: of other requests, which the pass writes too.
+        pricing: plans the round; None uses the requests' own budgets.
+        prompts: chunks of other requests' prompts, which the pass also writes.
     """
     sessions = [change.session for change in changes]
     slots = [_slot(session) for session in sessions]
@@ -158,7 +158,7 @@ def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> lis
 
 
 def room(target: Target, session: Session) -> int:
-    """How deep a draft may be: the target's own token follows it, so the last token that fits is never a draft."""
+    """The maximal depth of a draft. The target's token follows it, so the last token that fits is never a draft."""
     return max(min(session.remaining, target.max_length - len(session.ids)) - 1, 0)
 
 
@@ -168,7 +168,7 @@ def verify(
     tokens: Sequence[list[int]],
     outputs: Sequence[NodeOutputs],
 ) -> list[Verdict]:
-    """A verdict for each session, by the rule that its request names."""
+    """A verdict for each session, by its request's verification rule."""
     verdicts: dict[int, Verdict] = {}
     matched = [index for index, session in enumerate(sessions) if session.params.verification == "match"]
     if matched:

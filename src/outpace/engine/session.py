@@ -134,7 +134,7 @@ class Session:
         added_at, placed_at, first_token_at: when it was added, got a slot and got a token, by the clock in seconds; 0
             before.
         finish_reason, stop_reason, error: how it ended; the first is set last.
-        is_cancelled: it is to end before the next step.
+        is_cancelled: the session ends before the next step.
         events: all of its events, oldest first.
     """
 
@@ -209,7 +209,7 @@ class Session:
 
     @cached_property
     def stream(self) -> Stream:
-        """The randomness for a tree whose root is the pending token. It follows the ids as they grow."""
+        """The stream of keyed noise for a tree whose root is the pending token. It reads the ids as they grow."""
         return Stream(
             self.params,
             self.seed,
@@ -268,7 +268,7 @@ class Change:
             metrics.ttft_ms = (self._first_token_at - self.session.added_at) * 1e3
 
     def end(self, stop: Stop) -> None:
-        """End the session for another reason than its tokens."""
+        """End the session for a reason other than its tokens."""
         self.text += self.session.stopper.close()
         self.stop = stop
 

@@ -1,4 +1,4 @@
-"""What of a verified tree counts: paths with finite logits and a token to go on with."""
+"""Finds the valid part of verified trees: paths with finite logits and a next token."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ def keep_sound(
     """The verdicts whose path has finite logits and a next token; the other sessions get an error.
 
     Only nodes on the path count: plain decoding would not have computed the others. NaN and infinity sort first, so
-    that the top logit is checked. Where a fault lies after accepted drafts, the answer may have ended before: the round
-    then ends with the last token before it, and the next round, if any, finds the fault.
+    checking the top logit suffices. After accepted drafts the answer may end before a fault: the round then ends with
+    the last token before it, and the next round, if any, finds the fault.
     """
     is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
     sound: dict[int, Verdict] = {}

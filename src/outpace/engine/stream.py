@@ -30,7 +30,7 @@ class TokenStream(Iterator[StepEvent]):
         try:
             self._taken = taken + 1
             return session.events[taken]
-        except BaseException:  # Ctrl-C at the last moment: the event is still to be read
+        except BaseException:  # Ctrl-C at the last moment: the event must remain unread
             self._taken = taken
             raise
 

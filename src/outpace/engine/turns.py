@@ -1,4 +1,4 @@
-"""Threads that share an engine: one at a time works."""
+"""Lets threads share an engine: one works at a time."""
 
 from collections.abc import Callable
 from threading import RLock
@@ -16,13 +16,13 @@ class Turns:
         self._turn, self._asked = RLock(), RLock()
 
     def take(self, work: Callable[[], None]) -> bool:
-        """Do some work while no other thread works. Where one does, wait until it is done instead.
+        """Call `work` while no other thread works. If one does, wait until it is done instead.
 
         Raises:
             RuntimeError: a signal handler has called in the thread that works.
         """
         self._refuse_nesting()
-        with self._asked:  # by another thread, until it has had its turn
+        with self._asked:  # held by a thread that asked for the next turn, until it has had it
             turn = self._turn
         with turn:  # no signal can come between acquiring the lock and guarding it
             if turn is not self._turn:
@@ -32,7 +32,7 @@ class Turns:
         return True
 
     def take_next(self, work: Callable[[], None]) -> None:
-        """Do some work, before others work again; errors as `take`."""
+        """Call `work` before other threads work again; errors as `take`."""
         self._refuse_nesting()
         with self._asked:
             while not self.take(work):

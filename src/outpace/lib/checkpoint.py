@@ -1,6 +1,6 @@
 """Reading and writing drafter checkpoints: every name, shape and dtype accounted for, no code executed.
 
-Torch files hold plain tensors by name and nothing else, which their own lists show before anything is built.
+Torch files may hold plain tensors by name and nothing else; this is checked in their pickles before anything is built.
 """
 
 import io
@@ -67,7 +67,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     if (path / INDEX).is_file():
         listed = weight_map(path)
         tensors = _read_safetensors(path, sorted(set(listed.values())))
-        if absent := sorted(listed.keys() - tensors.keys()):  # an optional one would be missed without a word
+        if absent := sorted(listed.keys() - tensors.keys()):  # a missing optional tensor would go unnoticed
             raise ModelError(f"{path / INDEX}: lists {', '.join(absent)}, which no shard holds; download it again")
         return tensors
     for file in (WEIGHTS, MEDUSA_WEIGHTS):
@@ -82,7 +82,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
     """The shard of each tensor, from the index in a folder."""
     shards = read_object(path / index).get("weight_map")
-    # A shard is a file of this folder: an index that points elsewhere is damaged, or not meant well.
+    # A shard is a file of this folder: an index that points elsewhere is damaged or malicious.
     if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
         raise ModelError(f"{path / index}: weight_map must give a file name of this folder for each tensor")
     return shards
@@ -90,7 +90,7 @@ def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file, of which only the tensors that are asked for are read."""
+    """An open safetensors file; only requested tensors are read."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -99,8 +99,8 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def write_index(folder: str | Path) -> None:
-    """List the tensors of a folder's weights file, so that a reader takes no other safetensors file there for weights,
-    as vLLM and SGLang do without a list."""
+    """Write an index of a folder's weights file. Without one, vLLM and SGLang would also read other safetensors files
+    there as weights."""
     path = Path(folder)
     with opened(path / WEIGHTS) as file:
         names = sorted(file.keys())
@@ -126,8 +126,8 @@ def write_checkpoint(
     """Write config.json and the weights as safetensors.
 
     Raises:
-        ModelError: the folder already holds a checkpoint, or cannot be written; a weight is NaN, which is how nets mark
-            what was never set.
+        ModelError: the folder already holds a checkpoint, or cannot be written; a weight is NaN, with which nets mark
+            weights that were never set.
     """
     path = Path(folder)
     unset = [name for name, tensor in tensors.items() if tensor.is_floating_point() and bool(tensor.isnan().any())]
@@ -140,12 +140,12 @@ def write_checkpoint(
     (path / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
 
 
-# What a dictionary of plain tensors is made of. Others make tensors without numbers, sparse, nested or quantised ones.
+# Names in the pickle of plain tensors. Other builders make sparse, nested or quantised tensors, or ones without data.
 _BUILDERS = {"collections OrderedDict", "torch Size"} | {
     f"torch._utils _rebuild_{what}" for what in ("tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
 }
-# Tensors may share memory, as an embedding and the head that is tied to it do; all of them together are no more than
-# this many times the file.
+# Tensors may share memory, such as an embedding and the head tied to it; together they may declare at most this many
+# times the file's bytes.
 _MOST_SHARED = 2
 _OLD_PICKLES = 5  # magic, version, machine, tensors, names of their numbers
 
@@ -154,7 +154,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     """The tensors of a torch file by name, mapped where torch can map them: no code of the file is run.
 
     Raises:
-        ModelError: anything else than a whole file of plain tensors; tensors that are larger than what it holds.
+        ModelError: the file is incomplete, holds more than plain tensors, or has less data than its tensors declare.
     """
     try:
         is_archive = zipfile.is_zipfile(path)
@@ -166,7 +166,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise ModelError(f"{path}: must hold a dictionary of tensors and nothing else")
-    # Without attributes, which parameters may bring along, and which could stand in for methods.
+    # Without the attributes of loaded tensors, which could replace methods.
     tensors = {str(name): Tensor.detach(tensor) for name, tensor in loaded.items()}
     if len(tensors) < len(loaded):
         raise ModelError(f"{path}: two of its tensors have the same name; save it as safetensors")
@@ -175,7 +175,8 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """What torch would unpack and call, asked of the file's directory and of its pickle without running it."""
+    """Refuse (ValueError) compressed or overlapping members, and pickles that need more than plain tensors do; run
+    nothing."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
@@ -187,7 +188,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_old(path: Path) -> None:
-    """The same of a file as torch wrote before 1.6: pickles one after the other, then numbers."""
+    """`_check_archive` for the format before torch 1.6: pickles one after the other, then data."""
     with path.open("rb") as file:
         for _ in range(_OLD_PICKLES):
             _check_pickle(file)
@@ -203,7 +204,7 @@ def _check_pickle(file: IO[bytes]) -> None:
 
 
 def _globals(file: IO[bytes]) -> Iterator[str]:
-    """Every "module name" that a pickle asks for."""
+    """Every global that a pickle imports, as "module name"."""
     for code, argument, _ in pickletools.genops(file):
         if code.name in ("GLOBAL", "INST"):
             yield str(argument)
@@ -232,7 +233,7 @@ def _check_sizes(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _kind(tensor: Any) -> str:
-    """What keeps a tensor from being a plain one; nothing for plain ones."""
+    """What a tensor is if not a plain one, such as "a nested tensor"; empty for plain ones."""
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.layout != torch.strided:
@@ -256,7 +257,7 @@ def filled(build: Callable[[], N], tensors: Mapping[str, Tensor], name: str) -> 
     """
     with torch.device("meta"):
         net = build()
-    check_fit(net, tensors, name)  # before memory is asked for: a damaged config may want any amount
+    check_fit(net, tensors, name)  # before memory is allocated: a damaged config may need any amount
     floats = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats))  # wide enough to round nothing
     net = net.to(dtype).to_empty(device=floats[0].device)

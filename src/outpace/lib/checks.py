@@ -19,7 +19,7 @@ LONG = 100  # characters of a text that is shown without quotes
 
 
 class _Repr(Repr):
-    """Values as errors show them: short, whatever is given."""
+    """Shortens values of any kind for error messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value as texts of methods have it, unless it is too long or odd for a line."""
+    """A text without quotes, as in names of methods; any other value, and a long or unprintable text, as `shown`."""
     return value if isinstance(value, str) and value.isprintable() and len(value) < LONG else shown(value)
 
 
 def check_same(
     made: Mapping[str, Any], wanted: Mapping[str, Any], said: str, remedy: str = "choose a new folder"
 ) -> None:
-    """Refuse what was made with other settings than this run has, naming the first that differs. `said`: what was made,
-    as in "out='a': its records were made"."""
+    """Refuse results that were made with settings other than this run's, naming the first that differs. `said`: the
+    beginning of the error, such as "out='a': its records were made"."""
     for name in dict.fromkeys([*wanted, *made]):
         if made.get(name) != wanted.get(name):
             raise InvalidRequest(
@@ -69,7 +69,7 @@ def check_range(name: str, value: Any, low: float, high: float, wanted: str, ope
 
 
 def _float_of(value: Any) -> float | None:
-    """A real number as a float; None for what is none, or too large for one."""
+    """A real number as a float; None for anything else, and for numbers too large for a float."""
     if not is_number(value):
         return None
     try:
@@ -97,14 +97,14 @@ def switch(variable: str, default: bool) -> bool:
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse what is neither True nor False: "no" would be true."""
+    """Refuse values other than True and False: "no" would count as true."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise InvalidRequest(f"{name}={shown(value)}: must be True or False")
 
 
 def check_text(name: str, text: Any) -> None:
-    """Refuse what is no text, or holds half a surrogate pair, which no text in UTF-8 does."""
+    """Refuse a value that is no text, or holds half a surrogate pair, which UTF-8 cannot encode."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{name}={shown(text)}: must be text, not a {type(text).__name__}")
     try:
@@ -117,7 +117,8 @@ def check_text(name: str, text: Any) -> None:
 
 
 def items_of(value: Any) -> tuple[Any, ...] | None:
-    """The items of a sequence, a set, an array or a tensor; None of whatever has none, and of text, bytes, mappings."""
+    """The items of a sequence, a set, an array or a tensor; None for anything else, text, bytes and mappings
+    included."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
         return None
     try:
@@ -194,7 +195,7 @@ def as_id_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def path_of(name: str | Path) -> Path:
-    """A path as it was named, with ~ for a home folder, whether or not anything is there.
+    """A path with ~ expanded to the home folder; it need not exist.
 
     Raises:
         InvalidRequest: the path cannot exist: too long a name, an unknown user's home, a folder without permission.
@@ -209,6 +210,6 @@ def path_of(name: str | Path) -> Path:
 
 
 def check_api_key(key: str) -> None:
-    """Raises InvalidRequest: a key that no HTTP header can carry, which is not part of the message."""
+    """Raises InvalidRequest for a key that no HTTP header can carry; the message does not contain it."""
     if not key.isascii():
         raise InvalidRequest("api_key: has characters other than ASCII, which no HTTP header can carry; choose another")

@@ -26,7 +26,7 @@ class PerformanceWarning(UserWarning):
 
 
 class StateLost(OutpaceError, RuntimeError):
-    """An exception cut a step short, and what a request had reached could not be restored. Send it again."""
+    """An exception cut a step short, and a request's state could not be restored. Send the request again."""
 
 
 class NonFiniteLogits(OutpaceError, ArithmeticError):
@@ -34,7 +34,7 @@ class NonFiniteLogits(OutpaceError, ArithmeticError):
 
 
 class MethodError(OutpaceError, ValueError):
-    """A method, as one of another package, breaks a rule of proposers, sources or trees."""
+    """A method, usually of another package, breaks a rule of proposers, sources or trees."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Numbers in 8 bits: weights as int8 products compute them and drafters' files store them, rows of slots.
+"""Numbers in 8 bits: weights in int8 products and drafters' files, and rows of slots.
 
 A row [in] of a weight is cut into blocks of the largest power of two that divides its length, at most 512. Each block
 is rotated by the orthonormal Hadamard matrix of its size, which spreads outliers, and the row is rounded to whole
@@ -48,15 +48,15 @@ def quantized(weight: Tensor) -> Int8Weight:
 
 
 def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [..., n] of float32 as whole numbers from -127 to 127 and what they are multiples of [..., 1], bit for bit
-    as the kernels round them (`into_bytes` in cpp/rows.h)."""
+    """Rows [..., n] of float32 as int8 codes from -127 to 127 and their scales [..., 1], bit for bit as the kernels
+    round them (`into_bytes` in cpp/rows.h)."""
     most = rows.abs().amax(dim=-1, keepdim=True)
     scales = torch.where(most > 0, most / 127, torch.ones_like(most))
     return (rows * (1 / scales)).round().to(torch.int8), scales
 
 
 def rotation_of(inputs: int) -> int:
-    """Numbers of a block that are rotated together."""
+    """The size of the blocks of a row that are rotated, for rows of this many inputs."""
     return min(inputs & -inputs, LARGEST_ROTATION)
 
 
@@ -72,7 +72,8 @@ def rotated(rows: Tensor) -> Tensor:
 
 
 def attach(weight: Tensor, int8: Int8Weight | None) -> Tensor:
-    """Let a weight remember the codes that it was read from, if any. Kernels multiply these; all else, the weight."""
+    """Attach the codes that a weight was read from, if any, and return the weight. Kernels multiply the codes; all
+    other code uses the weight."""
     if int8 is not None:
         setattr(weight, _ATTRIBUTE, int8)
     return weight
@@ -85,7 +86,7 @@ def int8_of(weight: Tensor) -> Int8Weight | None:
 
 
 def stacked(weights: Sequence[Tensor]) -> Tensor:
-    """Weights with the same inputs below each other, and so their codes if all have some."""
+    """Weights [out, in] with equal inputs concatenated along `out`, and also their codes if all have some."""
     codes = [one for one in map(int8_of, weights) if one is not None]
     together = None
     if len(codes) == len(weights):
@@ -99,7 +100,7 @@ def is_quantized(config: Mapping[str, object]) -> bool:
 
 
 def widened(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """A file's tensors with floats in place of codes, which they remember.
+    """A file's tensors with floats in place of codes; the codes stay attached.
 
     Raises:
         ModelError: codes without a scale for each row.

@@ -1,4 +1,4 @@
-"""Where the same thing stands in a sequence."""
+"""Finds the positions of equal items in a sequence."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -7,7 +7,7 @@ K = TypeVar("K")
 
 
 def places_of(keys: Iterable[K]) -> dict[K, list[int]]:
-    """The places of each key; keys in the order of their first places."""
+    """The indices of each key, in the order in which keys first appear."""
     places: dict[K, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)

@@ -1,4 +1,4 @@
-"""What other packages add under an entry point group: methods, shapes, drafters."""
+"""Loads methods, shapes and drafters that other packages register under an entry point group."""
 
 from importlib.metadata import entry_points
 from typing import TypeVar
@@ -10,8 +10,8 @@ T = TypeVar("T")
 def plugins(group: str, kind: type[T], taken: tuple[str, ...]) -> dict[str, T]:
     """The objects that installed packages name under a group, by their names.
 
-    A package that fails to import, or gives something else, or a name that is taken or not the object's own, is left
-    out with a warning that names it: it must not keep others from running.
+    An entry is left out with a warning if its package fails to import, it is no `kind`, or its name is taken or differs
+    from the object's: it must not stop others.
     """
     found: dict[str, T] = {}
     for entry in entry_points(group=group):
@@ -19,7 +19,7 @@ def plugins(group: str, kind: type[T], taken: tuple[str, ...]) -> dict[str, T]:
         complaint = None
         try:
             loaded = entry.load()
-        except Exception as error:  # whatever a stranger's module raises
+        except Exception as error:  # another package's module may raise anything
             complaint = f"{type(error).__name__}: {error}"
         else:
             if not isinstance(loaded, kind):

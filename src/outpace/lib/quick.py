@@ -1,4 +1,4 @@
-"""A quick start: what costs time while a model is loaded and can be left out, or begun early."""
+"""Makes loading a model faster: skips work, or begins it early."""
 
 import gc
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """No garbage collection: imports and vocabularies make millions of objects that stay, and it would visit them
-    again and again, for a sixth of the time of importing torch."""
+    """Turn off garbage collection in a block: imports and vocabularies make millions of lasting objects, and visiting
+    them repeatedly takes a sixth of the time of importing torch."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -25,7 +25,7 @@ class Stages:
     """The stages of one load.
 
     Attributes:
-        seconds: by stage. The time of a stage within another one counts for the inner one only.
+        seconds: by stage. Time of a stage within another counts for the inner one only.
     """
 
     def __init__(self, progress: "Bars") -> None:
@@ -68,8 +68,8 @@ _IS_OVER: ContextVar[Callable[[], bool] | None] = ContextVar("is over", default=
 
 
 def end_loads_if(is_over: Callable[[], bool]) -> None:
-    """End loads of this context by KeyboardInterrupt, at the next stage or unit of work for which a condition holds: in
-    a thread of its own a load gets no signal, and the process would wait for its end."""
+    """End loads of this context by KeyboardInterrupt, at the next stage or unit of work once a condition holds: a load
+    in another thread gets no signal, and the process would wait for its end."""
     _IS_OVER.set(is_over)
 
 
@@ -86,7 +86,7 @@ def loading(name: str, is_shown: bool | None = None, done: str = "loaded") -> It
         name: of the model.
         is_shown: True prints the line with times, and draws bars where standard error is a terminal; None does so on
             a terminal only, False never.
-        done: what the line with times calls it.
+        done: the verb in the line with times.
     """
     if _CURRENT.get() is not None:
         yield
@@ -157,5 +157,5 @@ def is_loading() -> bool:
 
 
 def short_name(name: str) -> str:
-    """A model's name for people: of a file or folder the last part, else as it is."""
+    """A model's name for people: the last part of a file's or folder's path; other names are unchanged."""
     return Path(name).resolve().name if Path(name).exists() else name

@@ -1,4 +1,4 @@
-"""Files of what was counted in texts for one vocabulary: written once, checked when read."""
+"""Files of tables counted in texts for one vocabulary: written once, checked when read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ class TableKind:
     """What kind of table a file holds.
 
     Attributes:
-        option: of a method, which names such a file.
-        what: it is, with its article.
-        command: that makes one.
-        names: of the tensors that it holds.
-        optional: names of others that it may hold.
+        option: the method's option that names such a file.
+        what: the kind in words, with its article.
+        command: the command that makes one.
+        names: names of the tensors that it must hold.
+        optional: names of further tensors that it may hold.
     """
 
     option: str
@@ -34,7 +34,7 @@ class TableKind:
 
     @property
     def format(self) -> str:
-        """What the file says of itself."""
+        """The format in the file's metadata."""
         return f"outpace.{self.option}"
 
 
@@ -47,7 +47,7 @@ def as_ids(ids: Sequence[int], vocab_size: int) -> Tensor:
 
 
 def new_file(file: str | Path) -> Path:
-    """Where a table can be written."""
+    """The path of a new file; InvalidRequest if it exists or cannot be written."""
     path = path_of(file)
     if path.exists() or not path.parent.is_dir():
         raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
@@ -69,7 +69,7 @@ def save_table(
 
 
 def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, Tensor]:
-    """The tensors that `save_table` wrote, by name; what is in them is for the caller to check.
+    """The tensors that `save_table` wrote, by name; the caller checks their contents.
 
     Raises:
         ModelError: no such file, another kind of file, or one for another vocabulary than the target's.
@@ -78,7 +78,7 @@ def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, 
 
 
 def load_described(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """As `load_table`, and what the file says of itself."""
+    """The tensors as `load_table` returns them, and the file's metadata."""
     path = path_of(file)
     try:
         with safe_open(path, framework="pt") as opened:

@@ -11,10 +11,10 @@ from outpace.lib.errors import ModelError
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors by name, and what the file says of itself.
+    """Write tensors by name, and the file's metadata.
 
     Raises:
-        ModelError: a full disk, or a folder that cannot be written; safetensors raises an error of its own kind.
+        ModelError: a full disk, or a folder that cannot be written, in place of safetensors' own kind of error.
     """
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, dict(about))

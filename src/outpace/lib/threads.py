@@ -1,8 +1,9 @@
 """The processors of this process, and how many threads OpenMP uses and how they wait: asleep, not spinning.
 
-Two hardware threads of one core share its arithmetic, and a container is stopped for the rest of a period when its
-threads have used its time. A thread that spins occupies a core: next to one busy process a pass on two threads then
-takes several times as long. OpenMP reads its environment once, when torch is loaded, so this file loads without torch.
+Two hardware threads of one core share its arithmetic units, and a container whose threads have used up its time is
+stopped for the rest of the period. A thread that spins occupies a core: next to one busy process a pass on two threads
+then takes several times as long. OpenMP reads its environment once, when torch is loaded, so this file loads without
+torch.
 """
 
 import os
@@ -20,11 +21,11 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Processors:
-    """What there is to compute on.
+    """Numbers of processors to compute on.
 
     Attributes:
-        physical: cores that the allowed ones belong to, without those of less than half the speed of the fastest.
-        quota: processors' worth of time that control groups (cgroups) grant; None without a limit.
+        physical: cores of the allowed processors, without cores of less than half the fastest one's speed.
+        quota: processor time that control groups (cgroups) grant, in processors; None without a limit.
     """
 
     logical: int
@@ -34,8 +35,8 @@ class Processors:
 
     @property
     def best_threads(self) -> int:
-        """One for each core, and no more than the whole processors that are granted: threads meet several times in a
-        pass, and one that is stopped stops all."""
+        """One thread per core, and no more than the whole processors granted: threads wait for each other several times
+        in a pass, so one that is stopped stops all."""
         granted = self.physical if self.quota is None else int(self.quota)
         return max(1, min(self.physical, granted))
 
@@ -48,7 +49,7 @@ def processors(root: Path = ROOT, allowed: Collection[int] | None = None) -> Pro
 
 
 def cgroup_limit(root: Path = ROOT) -> float | None:
-    """The least that any control group around this process grants, in processors; None without a limit.
+    """The smallest quota of the control groups around this process, in processors; None without a limit.
 
     Both versions are read, as they lie below /sys/fs/cgroup: `cpu.max`, and `cpu.cfs_quota_us` with its period.
     """
@@ -85,7 +86,7 @@ def _affinity(count: int) -> Collection[int]:
 
 
 def _cores(root: Path, own: Sequence[int]) -> int:
-    """How many cores these processors belong to. Slow ones are left out: at each meeting, all would wait for them."""
+    """The number of cores of these processors. Slow ones are left out: all threads would wait for them."""
     speeds = {number: _speed(root, number) for number in own}
     fastest = max(speeds.values(), default=0)
     siblings = {number: _siblings(root, number) for number, speed in speeds.items() if 2 * speed >= fastest}
@@ -97,7 +98,7 @@ def _cores(root: Path, own: Sequence[int]) -> int:
 
 
 def _speed(root: Path, number: int) -> int:
-    """A processor's speed relative to others, as Linux has it on ARM; 0 where no file tells."""
+    """A processor's relative speed, which Linux reports on ARM; 0 if it is not reported."""
     text = _read(root / f"sys/devices/system/cpu/cpu{number}/cpu_capacity").strip()
     return int(text) if text.isdecimal() else 0
 
@@ -115,14 +116,14 @@ def _fast_cores_of_mac() -> int:
 
 
 def _siblings(root: Path, number: int) -> str:
-    """What names the core of a processor: the list of all processors on it; nothing where no file tells."""
+    """A name of a processor's core: the list of all processors on it; empty if it is not reported."""
     topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
     names = ("core_cpus_list", "thread_siblings_list")
     return next((found for name in names if (found := _read(topology / name).strip())), "")
 
 
 def _read(path: Path) -> str:
-    """A file's text; nothing where it cannot be read."""
+    """A file's text; empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -132,7 +133,7 @@ def _read(path: Path) -> str:
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """The standard's variable, and the one of GCC's library that overrules it."""
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""What says how many threads torch has."""
+"""Variables that set torch's number of threads."""
 _CHOSEN: dict[str, str] = {}
 """Variables that were set here, and not by the user."""
 
@@ -153,8 +154,8 @@ def choose_threads() -> None:
 
 
 def users_environment() -> dict[str, str]:
-    """This process's variables as they would be without this package, for a program that takes its place: vLLM counts
-    threads by itself unless it is told."""
+    """This process's environment without this package's settings, for a program that replaces it: vLLM chooses its
+    number of threads itself unless a variable sets it."""
     return {name: value for name, value in os.environ.items() if _CHOSEN.get(name) != value}
 
 
@@ -164,7 +165,7 @@ def _choose(name: str, value: str) -> None:
 
 @cache
 def warn_of_spinning() -> None:
-    """Warn, once in a process, where torch was loaded before anybody chose how its threads wait."""
+    """Warn, once per process, if torch has several threads and no variable sets how they wait."""
     import torch
 
     if torch.get_num_threads() > 1 and not any(name in os.environ for name in VARIABLES):

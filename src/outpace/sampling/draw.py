@@ -87,13 +87,14 @@ class BatchDraw:
         return [self._allowed(query, drawn.get(query)) for query in queries]
 
     def _is_masked_first(self, index: int) -> bool:
-        """Whether a draw cannot be tried without the grammar's mask: what truncation leaves depends on it."""
+        """Whether a draw needs the grammar's mask first: which tokens truncation leaves depends on it."""
         params = self._streams[index].params
         is_truncated = not params.is_greedy and bool(params.top_k or params.top_p < 1 or params.min_p)
         return self._streams[index].constraint is not None and is_truncated
 
     def _allowed(self, query: tuple[int, int], token: int | None) -> int:
-        """The best token that a request's grammar allows: most often the best of all, or that is masked away."""
+        """The best token that a request's grammar allows: `token`, the best of all, if allowed; else the best under the
+        mask."""
         index, node = query
         stream = self._streams[index]
         if stream.constraint is None:
@@ -130,7 +131,7 @@ class BatchDraw:
         return self._fast.draw(rows, [stream.params.temperature for stream in streams], keys)
 
     def _positions(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        """Of the tokens to draw."""
+        """Absolute positions of the tokens to draw."""
         return [self._streams[index].first_position + self._topologies[index].depths[node] for index, node in visited]
 
     def _drawn(self, visited: Sequence[tuple[int, int]]) -> list[int]:
@@ -139,14 +140,14 @@ class BatchDraw:
         return draw_keyed([self._outputs[index].scores(node) for index, node in visited], streams, positions, paths)
 
     def _path(self, index: int, node: int) -> list[int]:
-        """Tokens below node 0 down to a node; not worked out for requests that do not look at them."""
+        """Tokens below node 0 down to a node; empty for requests whose options do not read them."""
         if not self._streams[index].params.has_processors:
             return []
         return path_tokens(self._topologies[index], self._tokens[index], node)
 
 
 def masked(row: Tensor, stream: Stream, path: Sequence[int]) -> Tensor | None:
-    """Logits after a node where the request's grammar allows a token, -inf elsewhere."""
+    """[V] logits after a node, -inf for tokens that the request's grammar forbids; None if it forbids all of them."""
     if stream.constraint is None:
         return row
     allowed = stream.constraint.mask([*stream.generated, *path], len(row))
@@ -186,7 +187,7 @@ class RejectionDraw:
         return int((probs.log() + gumbel([key], vocab)[0]).argmax())
 
     def bernoulli(self, probability: float, node: int) -> bool:
-        # Keyed by the node too: siblings stand at one position and must not share their luck.
+        # Keyed by the node too: siblings share a position and need independent noise.
         key = self._key(self._topology.depths[node] - 1, Purpose.ACCEPT)
         return float(uniform([key], torch.tensor([node]))[0, 0]) < probability
 
@@ -231,14 +232,14 @@ def rejection(
     categorical: Callable[[Tensor, int], int],
     bernoulli: Callable[[float, int], bool],
 ) -> Verdict:
-    """Accept or reject the children of each node in turn, then draw from what is left of the target.
+    """Accept or reject the children of each node in turn, then draw from the target's residual distribution.
 
     A child drawn from q is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes
     norm(max(p - q, 0)), and q, for the next child, what x leaves of it (recursive rejection sampling of siblings drawn
     without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
     point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted distribution
-    equals the target's for any q that the tokens were drawn from. Children whose probability is 0 after those before
-    them, because q was empty or for rounding, are skipped: the others were drawn from what q has left.
+    equals the target's for any q that the tokens were drawn from. Children whose remaining probability is 0, because q
+    is exhausted or by rounding, are skipped: the others were drawn from the rest of q.
 
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are cached
-_MOST_CHARACTERS = 200_000  # of a grammar, and of all that are cached
+_MOST_CHARACTERS = 200_000  # in one grammar, and in all cached ones together
 _MOST_OF_REGEXES = 20_000  # of a grammar: memory grows with the square of one, 20 MB at this length, 450 MB at 90,000
 _ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
@@ -43,8 +43,8 @@ class Forced(NamedTuple):
     """Text that must follow a node, as the tokenizer encodes it.
 
     Attributes:
-        certain: how many of them are the only ones that the mask allows. The answer may tokenize the rest otherwise,
-            and merge the last one with what follows.
+        certain: how many of the first `tokens` are forced: the mask allows no other. The answer may tokenize the rest
+            otherwise, and merge the last token with what follows.
     """
 
     tokens: tuple[int, ...]
@@ -146,7 +146,7 @@ class GrammarConstraint:
         """Allowed nodes of a drafted tree, and forced text below them.
 
         Returns:
-            For each node whether it is allowed, and the forced text below the wanted ones that are.
+            For each node whether it is allowed, and the forced text below allowed nodes that are `wanted`.
         """
         started = perf_counter()
         allowed, forced = [True] + [False] * (len(topology) - 1), dict[int, Forced]()
@@ -177,12 +177,12 @@ class GrammarConstraint:
         return allowed, forced
 
     def forced_text(self, generated: Sequence[int]) -> bytes:
-        """Text that must follow generated ids; often not a whole number of tokens."""
+        """UTF-8 of the text that must follow the generated ids; often not whole tokens."""
         matcher = self._follow(generated)
         return b"" if matcher is None else bytes(matcher.compute_ff_bytes())
 
     def take_ms(self) -> float:
-        """Milliseconds that were spent since the last call."""
+        """Milliseconds spent in this constraint since the last call."""
         spent, self._seconds = self._seconds, 0.0
         return spent * 1e3
 
@@ -212,7 +212,7 @@ class GrammarConstraint:
         return self._matcher
 
     def _is_sound(self, matcher: "LLMatcher") -> bool:
-        """Whether the matcher works; if not, keep the reason, and start anew at the next call."""
+        """Whether the matcher has no error; otherwise keep the reason, and start afresh at the next call."""
         if not matcher.is_error():
             return True
         self._consumed, self.error = None, _reason(matcher)
@@ -220,13 +220,14 @@ class GrammarConstraint:
 
 
 def _only(matcher: "LLMatcher") -> tuple[int, ...]:
-    """The usual tokens of a forced text, as far as what follows cannot change them; the mask allows only the first."""
+    """The tokens of a forced text that later text cannot change; the mask allows only the first. Empty without forced
+    text."""
     return tuple(matcher.compute_ff_tokens()) if matcher.compute_ff_bytes() else ()
 
 
 def _in_deep_stack(work: "Callable[[], LLMatcher]") -> "LLMatcher":
-    """Work in a thread whose stack the largest grammar cannot overflow; one caller at a time, since the stack size is a
-    setting of the process. With the usual size a chain of about 2,000 rules kills the process."""
+    """The result of `work` in a thread whose stack the largest grammar cannot overflow; one caller at a time, since the
+    stack size is global. With the default size a chain of about 2,000 rules kills the process."""
     with _ONE_AT_A_TIME:
         before = stack_size(_STACK)
         try:
@@ -237,7 +238,7 @@ def _in_deep_stack(work: "Callable[[], LLMatcher]") -> "LLMatcher":
 
 
 def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
-    """A matcher at the beginning of a grammar. InvalidRequest where there can be none."""
+    """A matcher at the beginning of a grammar. InvalidRequest if it cannot be compiled."""
     from llguidance import LLMatcher
 
     if len(grammar.text) > _MOST_CHARACTERS:
@@ -257,7 +258,7 @@ def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
 
 
 def _source(grammar: Grammar) -> str:
-    """A grammar in llguidance's format; ValueError where it is none, or has too long regular expressions."""
+    """A grammar in llguidance's format; ValueError if it is malformed or its regular expressions are too long."""
     from llguidance import LLMatcher
 
     if grammar.kind == "regex":
@@ -281,7 +282,7 @@ def _check_regexes(regexes: set[str]) -> None:
 
 
 def _regexes_of_schema(schema: Any) -> set[str]:
-    """The regular expressions of a JSON schema; separators in its own `x-guidance` are such too."""
+    """The regular expressions of a JSON schema; separators in its `x-guidance` count too."""
     found, pending = set[str](), [schema]
     while pending:
         one = pending.pop()
@@ -310,6 +311,6 @@ def _regexes_of_lark(text: str) -> set[str]:
 
 
 def _reason(matcher: "LLMatcher") -> str:
-    """Why a matcher failed, without its states."""
+    """A matcher's error message, without its states."""
     text = matcher.get_error().split("\n<state>")[0]
     return " ".join(text.split())[:500]

@@ -1,9 +1,9 @@
 """Keyed Gumbel noise: sampling that speculation cannot change.
 
 The target's draw at absolute position t of sample i of a request with seed s is argmax(log p + g), where g depends
-on (s, i, t, token id) alone. Whoever asks for the token at that position gets the same one: plain decoding, a
-verifier at any node of any tree, alone or in a batch. The bits come from an integer hash of 32-bit words, so that
-another backend can reproduce them.
+on (s, i, t, token id) alone. Every draw at that position gives the same token: in plain decoding or at any node of any
+tree, alone or in a batch. The bits come from an integer hash of 32-bit words, so that another backend can reproduce
+them.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _LARGEST = 1.0 - 2.0**-24
 
 
 class Purpose(IntEnum):
-    """What a noise value is for. Noise used twice correlates two decisions that must be independent."""
+    """The use of a noise value. Using the same noise twice would correlate decisions that must be independent."""
 
     TARGET = 0
     ACCEPT = 1
@@ -73,7 +73,7 @@ def bits_of(key: tuple[int, int], token_id: int) -> int:
 
 
 def gumbel_of(key: tuple[int, int], token_id: int) -> float:
-    """The same value as `gumbel` gives the id, but that nothing is rounded to float32 on the way."""
+    """`gumbel` for one id, in float64: no step is rounded to float32."""
     return -math.log(-math.log1p(-min((bits_of(key, token_id) + 0.5) * 2.0**-32, _LARGEST)))
 
 

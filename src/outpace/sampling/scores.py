@@ -15,10 +15,10 @@ from outpace.sampling.warp import history_of, process, warp
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Which ids the columns of some logits stand for, where they are not the whole vocabulary.
+    """The ids of the columns of logits that do not cover the whole vocabulary.
 
     Attributes:
-        ids: [F, C] int64, in each row different ones; the same in all rows of one stream at one depth.
+        ids: [F, C] int64, distinct within a row; equal in all rows of one stream at one depth.
         vocab_size: V.
     """
 
@@ -30,8 +30,8 @@ class Best(NamedTuple):
     """The best ids of each row, or ids drawn from it.
 
     Attributes:
-        entropy: [F] float32, in nats, of each row's whole distribution of keyed scores, if it was asked for.
-        draft_probs: by row, the distribution [V] from which it was drawn; the other rows' ids were chosen.
+        entropy: [F] float32, in nats, of each row's whole distribution of keyed scores; None if not requested.
+        draft_probs: by row, the distribution [V] that its ids were drawn from; ids of other rows were chosen by score.
     """
 
     tokens: Tensor
@@ -48,7 +48,8 @@ def keyed_scores(
     paths: Sequence[Sequence[int]] | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """log_softmax(log q + g) with the noise of the target's own draw at each position; log q where there is none.
+    """log_softmax(log q + g) with the noise of the target's own draw at each position; log q for requests without
+    noise.
 
     At temperature > 0 the probability q(x) says little about a draft's acceptance: what counts is whether x wins
     under the noise that the target will use. Shapes, gates and reranking therefore receive these scores. Rejection
@@ -56,11 +57,11 @@ def keyed_scores(
 
     Args:
         logits: [F, V] float32 draft logits, in the target's ids.
-        streams: the request of each row; the same object in all rows of one request, or its noise is worked out anew.
-        depths: depth of each row's node; the token after it stands `depth` places after the pending token's successor.
+        streams: the request of each row; pass the same object in all rows of a request, or its noise is computed again.
+        depths: depth of each row's node; the token after it is `depth` positions after the pending token's successor.
         noise: whether sampled requests draft with their noise.
         paths: per row the drafted tokens down to the node; read for requests with `has_processors`, which need it.
-        pool: logits and scores are [F, C], of these ids; all others count as -inf.
+        pool: if given, logits and scores are [F, C], of these ids; all others count as -inf.
 
     Returns:
         [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
@@ -87,7 +88,7 @@ def _scores_alike(
 ) -> Tensor:
     """`keyed_scores` of rows with the same parameters."""
     params, histories = streams[0].params, None
-    if params.has_processors and pool is not None:  # such options name ids wherever they are in the vocabulary
+    if params.has_processors and pool is not None:  # these options may name any id of the vocabulary
         full = logits.new_full((len(logits), pool.vocab_size), -torch.inf).scatter_(1, pool.ids, logits)
         return _scores_alike(full, streams, depths, noise, paths, None).gather(1, pool.ids)
     if params.has_processors and paths is not None:
@@ -104,8 +105,8 @@ def _scores_alike(
 def _noise_of(
     streams: Sequence[Stream], depths: Sequence[int], ids: Tensor, purpose: Purpose = Purpose.TARGET
 ) -> Tensor:
-    """[F, C] noise of the target's draw that each row awaits, or [1, C] if all await the same. It is worked out once
-    per draw: it costs more than all else that is done with a row."""
+    """[F, C] noise of the target's draw after each row's node, or [1, C] if all rows share a draw. It is computed once
+    per draw: it costs more than all other work on a row."""
     rows, keys, draws = awaited_draws(streams, depths, purpose)
     noise = gumbel(keys, ids if ids.ndim == 1 else ids[rows])  # [D, C]
     return noise if len(rows) == 1 else noise[draws]
@@ -114,7 +115,8 @@ def _noise_of(
 def awaited_draws(
     streams: Sequence[Stream], depths: Sequence[int], purpose: Purpose = Purpose.TARGET
 ) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-    """The draws that rows await: the first row of each draw, the key of its noise, and which draw each row awaits."""
+    """The target's draws after the rows' nodes: the first row of each draw, the key of its noise, and each row's
+    draw."""
     awaited = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
     first: dict[tuple[int, int], int] = {}
     for row, draw in enumerate(awaited):
@@ -142,9 +144,9 @@ def best_scores(
 
     Args:
         logits, streams, depths, noise, paths, pool: as for `keyed_scores`.
-        width: ids per row, unless there are fewer.
-        wants_entropy: also the entropy of each row's whole distribution.
-        draws: ids of requests that are verified by rejection are drawn, with noise of their own, if with any.
+        width: ids per row; fewer if there are not as many.
+        wants_entropy: whether to compute the entropy of each row's whole distribution.
+        draws: whether to draw the ids of requests under rejection, with independent noise, if `noise`.
     """
     scores = keyed_scores(logits, streams, depths, noise, paths, pool)
     drawn = [row for row, stream in enumerate(streams) if draws and noise and stream.params.is_rejection]
@@ -152,8 +154,8 @@ def best_scores(
     if drawn:
         ids = torch.arange(scores.shape[1], device=scores.device) if pool is None else pool.ids[drawn]
         own = [streams[row] for row in drawn], [depths[row] for row in drawn]
-        # The order of log q + Gumbel noise is that of draws without replacement, each from what the others left of q.
-        # Nodes of a depth may share the noise: a walk passes one of them, and no position is decided twice.
+        # Sorting by log q + Gumbel noise draws from q without replacement. Nodes of a depth may share the noise: a walk
+        # passes only one of them, so no position is decided twice.
         ranking = scores.index_add(
             0, torch.tensor(drawn, device=scores.device), _noise_of(*own, ids, Purpose.DRAFT).expand(len(drawn), -1)
         )
@@ -165,7 +167,7 @@ def best_scores(
 
 
 def _whole(distribution: Tensor, row: int, pool: Pool | None) -> Tensor:
-    """[V] the distribution of a row, which a pool holds in part."""
+    """[V] the distribution of a row, 0 outside its pool."""
     if pool is None:
         return distribution
     return distribution.new_zeros(pool.vocab_size).scatter_(0, pool.ids[row], distribution)

@@ -103,12 +103,12 @@ def warp(
 
     Args:
         histories: R histories, one per row, each along the row's own path; needed if `params.has_processors`.
-        is_draft: nothing rests on the exact distribution: where top-p needs more than the likeliest 256 tokens it
-            removes none, so that no host read asks whether it does.
+        is_draft: the exact distribution is not needed: if top-p needs more than the likeliest 256 tokens it removes
+            none, which avoids a host read.
 
     Returns:
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
-        largest logit. A row of which the options leave nothing is -inf throughout.
+        largest logit. A row with no token left is -inf throughout.
     """
     if not params.has_processors:
         return _distribution(logits, params, is_draft)
@@ -141,8 +141,8 @@ def _distribution(logits: Tensor, params: SamplingParams, is_draft: bool) -> Ten
 
 
 def _tempered(logits: Tensor, params: SamplingParams) -> Tensor:
-    """[R, V] log-probabilities at the request's temperature. Distances from the largest logit are divided, not logits,
-    whose quotients by a small temperature keep fewer digits and may be infinite."""
+    """[R, V] log-probabilities at the request's temperature. Differences to the largest logit are divided, since logits
+    divided by a small temperature lose digits and may overflow."""
     return torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / params.temperature, dim=-1)
 
 
@@ -178,7 +178,7 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int, history:
 
 
 def _to_other_side(log_prob: Tensor, last_kept: Tensor, first_dropped: Tensor) -> float:
-    """From a kept token to the best dropped one, from a dropped token to the worst kept one."""
+    """The distance from a kept token to the best dropped one, or from a dropped token to the worst kept one."""
     return float(log_prob - first_dropped if log_prob >= last_kept else last_kept - log_prob)
 
 
@@ -192,7 +192,7 @@ def _top_p_floor(log_probs: Tensor, top_p: float, is_draft: bool = False) -> Ten
     count = min(_TOP_P_GUESS, vocab)
     while True:
         ordered = log_probs.topk(count, dim=-1).values  # [R, count]
-        # A token is needed while the mass before it is short of top_p; a full sort is rarely worth its price.
+        # A token is needed while the mass before it is below top_p; a full sort is rarely necessary.
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()
         needed = (before < top_p).sum(dim=-1, keepdim=True)
         if is_draft and count < vocab:
