@@ -47,7 +47,7 @@ class ChatForm:
         return [self._piece(index, {"role": "assistant", "content": ""})]
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> list[Choice]:
-        """New text and log-probabilities, in no piece or several."""
+        """Zero or more pieces for new text and log-probabilities."""
         deltas = self._deltas(index, text)
         if logprobs and self._wants_logprobs:
             deltas = deltas or [{"content": ""}]
@@ -60,7 +60,7 @@ class ChatForm:
         return [*(self._piece(index, delta) for delta in rest), end]
 
     def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str) -> Choice:
-        """A choice of an answer that is sent at once."""
+        """A choice of an answer that is not streamed."""
         deltas = self._deltas(index, text) + ([] if self._readers is None else self._readers[index].close())
         parts = "".join(delta.get("content", "") for delta in deltas)
         calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
@@ -113,7 +113,7 @@ class CompletionForm:
 
     def __init__(self, pieces: Pieces, wants_logprobs: bool) -> None:
         self._pieces, self._wants_logprobs = pieces, wants_logprobs
-        # By choice: characters of its text so far, and the bytes of one that is not complete.
+        # For each choice: the characters of its text so far, and the bytes of an incomplete character.
         self._offsets: dict[int, int] = {}
         self._decoders = defaultdict[int, IncrementalDecoder](partial(getincrementaldecoder("utf-8"), "replace"))
 
@@ -147,7 +147,7 @@ class CompletionForm:
         }
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        """The most likely tokens by text, and the generated one, which OpenAI and vLLM add if it is none of them."""
+        """Log-probabilities of the most likely tokens by text, and of the generated one, which OpenAI and vLLM add."""
         pairs = (*one.top, (one.token_id, one.logprob))
         return {self._pieces.text_of(token): max(logprob, LEAST) for token, logprob in pairs}
 
@@ -156,11 +156,11 @@ Form = ChatForm | CompletionForm
 
 
 class Trace:
-    """Token origins and draft trees of one streamed choice. The text of special tokens, as an EOS, is not shown."""
+    """Token origins and draft trees of one streamed choice. Special tokens, such as an EOS, have no text."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
-        self._open = b""  # bytes that the answer does not show yet: part of a character, or of a stop string
+        self._open = b""  # bytes that the answer's text lacks so far: part of a character, or of a stop string
 
     def describe(self, event: StepEvent) -> dict[str, Any]:
         """The extension of a chunk: `choices[i].outpace`. The texts of its tokens together are the chunk's text."""
@@ -179,7 +179,7 @@ class Trace:
         stream, shown = self._open + b"".join(parts), event.text.encode()
         if not event.tokens:
             return []
-        if not stream.startswith(shown):  # the tokenizer has changed it, or the answer ended before it
+        if not stream.startswith(shown):  # the tokenizer has changed the text, or the answer ended before it
             self._open = b""
             return [*[""] * (len(parts) - 1), event.text]
         ends = [len(self._open) + end for end in accumulate(map(len, parts))]
@@ -194,7 +194,7 @@ class Trace:
 
 
 class Deadline:
-    """The time by which a request must be answered; it starts when this is made, in the event loop. `at`: on the loop's
+    """The time limit of a request, from the object's construction in the event loop. `at`: its end by the loop's
     clock."""
 
     def __init__(self, seconds: float) -> None:
@@ -253,7 +253,7 @@ class Answer:
     deadline: Deadline
 
     def __post_init__(self) -> None:
-        self._model = self.service.model  # which the service denies from SIGTERM on
+        self._model = self.service.model  # kept, since the service refuses it after SIGTERM
         self._head = {
             "id": f"{self.form.prefix}{token_hex(12)}",
             "created": int(time()),
@@ -266,7 +266,7 @@ class Answer:
         self._begun: set[int] = set()  # choices whose text has begun
 
     async def whole(self, inbox: Inbox) -> dict[str, Any]:
-        """The body of an answer that is sent at once; `ApiError` where a choice failed or took too long."""
+        """The body of an answer that is not streamed; `ApiError` if a choice failed or took too long."""
         async for _ in self._news(inbox):
             pass
         choices = []
@@ -278,7 +278,7 @@ class Answer:
         return {**self._head, "object": self.form.whole_kind, "choices": choices, "usage": self._usage()}
 
     async def events(self, inbox: Inbox) -> AsyncIterator[bytes]:
-        """The body of an answer that is streamed. An error is the last event before [DONE]."""
+        """The body of a streamed answer. An error is the last event before [DONE]."""
         try:
             for index in range(self.inputs.samples):
                 for choice in self.form.opening(index):
@@ -335,7 +335,7 @@ class Answer:
             yield index, news
 
     def _continued(self, index: int, news: StepEvent | Sample) -> StepEvent | Sample:
-        """News of a completion. Its text goes on in that of the prompt: spaces at its beginning are not dropped."""
+        """News of a completion, with the leading spaces that decoding dropped, as its text continues the prompt's."""
         tokens = news.tokens if isinstance(news, StepEvent) else news.token_ids
         if index not in self._spaces and tokens:
             self._spaces[index] = self.service.pieces.dropped_before(tokens[0])
@@ -364,7 +364,7 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A stream that releases its request when it ends, also where it never began."""
+    """A stream that releases its request when it ends, even if it never began."""
 
     def __init__(self, events: AsyncIterator[bytes], held: AsyncExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -394,7 +394,7 @@ class ClientGone(Exception):
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
-    """The result of work, which is cancelled if the client leaves."""
+    """The result of an awaitable, which is cancelled if the client leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

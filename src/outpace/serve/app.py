@@ -40,7 +40,7 @@ def create_app(service: Service) -> FastAPI:
 
 def _add_answers(app: FastAPI, service: Service) -> None:
     async def answered(request: Request, kind: type[ChatRequest] | type[CompletionRequest]) -> Response:
-        service.check_capacity(1)  # before anything is read, encoded or compiled for it
+        service.check_capacity(1)  # before the request's body is read or encoded, or its grammar compiled
         deadline = Deadline(service.settings.timeout)
         data = await request.body()
         with service.reading():
@@ -129,7 +129,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        # Messages of 4xx repeat the request, which must not be logged.
+        # Messages of 4xx quote the request, which must not be logged.
         text = error.body.message if error.status >= 500 or service.settings.log_prompts else error.body.code
         request.scope["state"]["entry"] |= {"error": text, "param": error.body.param}
         return JSONResponse(error.as_dict(), error.status, error.headers)
@@ -171,7 +171,7 @@ def takes(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> None:
-    """Add bodies and errors to the app's OpenAPI file, as bodies are parsed by this package."""
+    """Add bodies and errors to the app's OpenAPI description, since FastAPI does not parse the bodies."""
 
     def made() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,4 +1,4 @@
-"""The thread that makes the engine's steps, and the queue of each request's events."""
+"""The thread that runs the engine's steps, and the queue of each request's events."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ class Inbox:
         self._news: asyncio.Queue[News] = asyncio.Queue()
 
     def put(self, news: Sequence[News]) -> None:
-        """Pass on events, from any thread. Those for a loop that has closed are dropped."""
+        """Pass on events, from any thread. Events for a closed loop are dropped."""
         try:
             self._loop.call_soon_threadsafe(self._take, news)
         except RuntimeError:  # the server has ended
             return
 
     async def get(self, deadline: float) -> News:
-        """The next event; `TimeoutError` after the deadline, also for a client that reads a little at a time."""
+        """The next event; `TimeoutError` after the deadline, even if events are ready, for clients that read slowly."""
         if self._loop.time() >= deadline:
             raise TimeoutError
         if not self._news.empty():
@@ -49,11 +49,11 @@ class Job:
 
     def __init__(self, sessions: Sequence[Session], first_choice: int, inbox: Inbox) -> None:
         self.sessions, self.first_choice, self.inbox = list(sessions), first_choice, inbox
-        self.sent = [0] * len(self.sessions)  # events that were passed on, counted by the engine's thread
+        self.sent = [0] * len(self.sessions)  # by session, events passed on; for the engine's thread only
         self.has_ended = [False] * len(self.sessions)
 
     def cancel(self) -> None:
-        """End what still runs before the next step. Safe in any thread, and when it has ended."""
+        """End the samples that are still running before the next step. Safe in any thread, and after their end."""
         for session in self.sessions:
             session.is_cancelled = True
 
@@ -81,7 +81,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def sessions(self) -> list[Session]:
-        """Sessions that have not ended, as far as the thread has sent their events."""
+        """Sessions of open jobs that have not ended."""
         with self._changed:
             jobs = [*self._jobs, *self._new]
         return [session for job in jobs for session in job.sessions if not session.has_ended]
@@ -93,7 +93,7 @@ class EngineThread:
             self._changed.notify()
 
     def close(self) -> None:
-        """End what still runs, and the thread."""
+        """Cancel all jobs and end the thread."""
         with self._changed:
             self._is_closing = True
             for job in [*self._jobs, *self._new]:
@@ -117,7 +117,7 @@ class EngineThread:
             self._jobs = [job for job in self._jobs if not all(job.has_ended)]
 
     def _has_work(self) -> bool:
-        """Wait for jobs; False when the thread is to end."""
+        """Wait for jobs; False if the thread must end."""
         with self._changed:
             while not (self._jobs or self._new or self._is_closing):
                 self._changed.wait()
@@ -126,7 +126,7 @@ class EngineThread:
             return bool(self._jobs) or not self._is_closing
 
     def _find_the_fault(self) -> None:
-        """Advance every request alone, and end those that fail."""
+        """Advance every request alone, and end those whose step fails."""
         for session in [session for job in self._jobs for session in job.sessions if not session.has_ended]:
             try:
                 self._engine.step([session])
@@ -134,7 +134,7 @@ class EngineThread:
                 self._faults[session] = error.with_traceback(None)
                 try:
                     self._engine.cancel(session)
-                except Exception as another:  # not even its slot can be freed: it is forgotten, as it has an error
+                except Exception as another:  # its slot could not be freed; its error lets the engine forget it
                     self._on_fault(another)
 
     def _news_of(self, job: Job) -> Sequence[News]:
@@ -143,7 +143,7 @@ class EngineThread:
             if job.has_ended[index]:
                 continue
             fault = self._faults.pop(session, None)
-            is_over = session.has_ended or fault is not None  # before events are read: they may not grow afterwards
+            is_over = session.has_ended or fault is not None  # read before events, which no longer grow after the end
             for event in session.events[job.sent[index] :]:
                 job.sent[index] += 1
                 self._metrics.stepped(session, event)

@@ -59,17 +59,17 @@ class ApiError(Exception):
 
 
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
-    """A field that cannot be honoured."""
+    """The error (400) for a field that cannot be honoured."""
     return ApiError(400, f"{param}: {message}", param, code=code)
 
 
 def too_long(param: str, what: str) -> ApiError:
-    """A prompt that does not fit the context."""
+    """The error (400) for a prompt that does not fit the context."""
     return refused(param, f"{what}: shorten it", code="context_length_exceeded")
 
 
 def unavailable(what: str) -> ApiError:
-    """The answer of a server that takes no requests now, and why."""
+    """The error (503) of a server that takes no requests now. `what`: the reason."""
     return ApiError(503, f"the server {what}", code="unavailable", headers={"Retry-After": "5"})
 
 
@@ -79,7 +79,7 @@ def in_its_words(message: str) -> str:
 
 
 def from_engine(error: BaseException) -> ApiError:
-    """The answer to an error of the engine: 400 where the request is at fault, else 500."""
+    """The HTTP error for an error of the engine: 400 if the request is at fault, else 500."""
     if isinstance(error, InvalidRequest):
         named = re.match(r"(\w+)(?=[=:])", str(error))
         name = named[1] if named else None
@@ -90,9 +90,9 @@ def from_engine(error: BaseException) -> ApiError:
 
 
 def from_validation(error: ValidationError, body: Any) -> ApiError:
-    """The answer to a body that does not follow the schema: pydantic's complaint about the deepest field.
+    """The HTTP error for a body that does not follow the schema: pydantic's error about the deepest field.
 
-    The body distinguishes names of fields from names of a union's members; it is None if it was not JSON.
+    The body tells names of fields from names of a union's members; it is None if it was not JSON.
     """
     if error.error_count() > MOST_FAULTS:
         text = f"the body has {error.error_count():,} faults: compare it with /openapi.json"
@@ -135,5 +135,5 @@ def _path(location: tuple[int | str, ...], body: Any, kind: str) -> tuple[int | 
 
 
 def _written(path: tuple[int | str, ...]) -> str:
-    """As OpenAI writes it: messages[0].content."""
+    """The path as OpenAI writes it: messages[0].content."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")

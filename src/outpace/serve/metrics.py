@@ -74,7 +74,7 @@ class Metrics:
         }
 
     def open(self, model: Model) -> None:
-        """Say what the cache of the loaded model is."""
+        """Publish the slots and the maximal length of the loaded model."""
         info = Gauge(
             "vllm:cache_config_info",
             "Slots of the cache.",
@@ -84,7 +84,7 @@ class Metrics:
         info.labels(*self._values, str(model.target.max_slots), str(model.target.max_length)).set(1)
 
     def placed(self, session: Session) -> None:
-        """Count a session that was given a slot, or has ended without one."""
+        """Record the queue time of a session that got a slot, or ended without one."""
         placed = session.placed_at or perf_counter()
         self._observe("request_queue_time_seconds", placed - session.added_at)
 

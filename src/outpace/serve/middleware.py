@@ -56,11 +56,11 @@ class Middleware:
                 await response(scope, receive, answer)
             else:
                 await self._app(scope, _Limited(receive, self._settings).receive, answer)
-        except NotRead:  # what is left unsaid makes uvicorn close the connection
+        except NotRead:  # uvicorn closes the connection, as the answer is incomplete
             entry["error"] = f"the client did not read for {self._settings.send_timeout:g} s"
         except Exception as error:
             self._log.error("unforeseen", request_id=request_id, error=repr(error), exc_info=error)
-            if status:  # the answer has begun: uvicorn closes the connection where it breaks off
+            if status:  # the answer has begun: uvicorn closes the connection
                 raise
             made = ApiError(500, "the server failed on this request", code="server_fault")
             await JSONResponse(made.as_dict(), made.status)(scope, receive, answer)
@@ -92,8 +92,8 @@ class Middleware:
         return None
 
     def _foreign(self, headers: Headers) -> ApiError | None:
-        """The refusal of a page of another site: without it any page in a browser on this machine could use a server
-        without keys and, by a host name that resolves to it, read the answers."""
+        """The refusal of a request from another site's page, None if it is not one. Otherwise any page in a browser on
+        this machine could use a server without keys and, by a host name that resolves to it, read the answers."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and _netloc(origin) != host.lower():
             return ApiError(403, f"origin={origin[:80]!r}: pages of other sites may not ask", code="cross_origin")
@@ -106,7 +106,7 @@ class Middleware:
     def _bears_key(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
         keys = self._settings.api_keys
-        # All are compared, so that the time reveals nothing about them.
+        # All keys are compared, so that the time reveals nothing about them.
         matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
         return not keys or (scheme.lower() == "bearer" and any(matches))
 
@@ -119,7 +119,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _hostname(host: str) -> str | None:
-    """Of a Host header; None where it is empty, as HTTP/1.0 allows."""
+    """The host name of a Host header; None if it is empty, as HTTP/1.0 allows."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

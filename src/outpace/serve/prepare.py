@@ -1,4 +1,4 @@
-"""Reads a request body and makes from it what the engine is given."""
+"""Turns the body of a request into the engine's input."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -54,14 +54,14 @@ def parsed(kind: type[Body], data: bytes, most: int) -> Body:
 
 
 def _entries(data: bytes) -> int:
-    """How many commas, colons and opening brackets of a JSON text stand outside its strings. NumPy counts them without
-    holding the interpreter, as pydantic does."""
+    """Number of commas, colons and opening brackets outside the strings of a JSON text. NumPy counts them; pydantic
+    would hold the interpreter's lock."""
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
     if b"\\" in data:
         others = np.flatnonzero(text != ord("\\"))
         before = others[np.searchsorted(others, quotes) - 1]
-        quotes = quotes[(quotes - before) % 2 == 1]  # after an odd number of backslashes it ends no string
+        quotes = quotes[(quotes - before) % 2 == 1]  # a quote after an odd number of backslashes is escaped
     return int(np.count_nonzero(np.searchsorted(quotes, np.flatnonzero(_MARKS[text])) % 2 == 0))
 
 
@@ -76,7 +76,7 @@ def engine_inputs(service: Service, body: SharedFields) -> EngineInputs:
         raise refused("outpace.trace", "of one answer at a time: n=1")
     try:
         method, proposer, budget = drafting(model, options.method, options.budget)
-    except InvalidRequest as error:  # also one about a drafter, which is no field of requests
+    except InvalidRequest as error:  # including one about a drafter, which requests cannot name
         raise ApiError(400, str(error), "outpace.method") from error
     prompts = _prompts(model, body)
     params = _params(model, body, _limit(body, prompts, model.target.max_length))
@@ -111,7 +111,7 @@ def _check_characters(model: Model, characters: int, param: str) -> None:
 
 
 def _characters(value: Any) -> int:
-    """Of all texts in a value of JSON."""
+    """The number of characters of all texts in a JSON value."""
     if isinstance(value, dict):
         return sum(len(key) + _characters(one) for key, one in value.items())
     if isinstance(value, list):
@@ -150,12 +150,12 @@ def _shows_calls(codec: TextCodec, messages: list[dict[str, Any]], shown: str) -
     without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
     try:
         return codec.render_chat(without) != shown
-    except InvalidRequest:  # such as Mistral's, in which roles alternate but for calls and their results
+    except InvalidRequest:  # such as Mistral's, whose roles must alternate, except for calls and their results
         return True
 
 
 def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:
-    """Most tokens of each answer."""
+    """Maximal tokens of each answer; `ApiError` if they do not fit the context after the longest prompt."""
     longest = max(len(prompt) for prompt in prompts)
     named = body.token_limit
     if longest >= most:
@@ -182,7 +182,7 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
     params = SamplingParams(max_new_tokens=limit, **{key: value for key, value in given.items() if value is not None})
     if body.stop_token_ids:
         own = [token for token in model.target.eos_token_ids if 0 <= token < model.target.vocab_size]
-        # As in vLLM `ignore_eos` is about the model's own ids: those that the request names end it all the same.
+        # As in vLLM, `ignore_eos` ignores only the model's EOS ids: ids in `stop_token_ids` still end the answer.
         kept = [] if body.ignore_eos else own
         params = replace(params, ignore_eos=False, eos_token_ids=(*kept, *body.stop_token_ids))
     params.check_vocabulary(model.target.vocab_size)
@@ -198,8 +198,8 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
 
 
 def _blamed(model: Model, body: SharedFields, params: SamplingParams, param: str, error: InvalidRequest) -> ApiError:
-    """The refusal of a request whose grammar cannot be compiled. The grammar of calls is ours, so that its errors would
-    quote lines that nobody sent: where a tool's schema is at fault, the error is about that one."""
+    """The error of a request whose grammar cannot be compiled. The grammar of calls is made here, so its errors would
+    quote text that is not in the request: if a tool's schema is at fault, the error names that schema."""
     is_of_schema = any(one in str(error) for one in ("failed to compile JSON schema", "regular expressions of"))
     if isinstance(body, ChatRequest) and body.may_call and is_of_schema:
         for index, tool in enumerate(body.tools or ()):
@@ -217,7 +217,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 def grammar_of(body: SharedFields) -> tuple[str, Grammar] | None:
-    """The grammar of a request's answer, with the field to blame where it cannot be compiled; None for any text."""
+    """The grammar of a request's answer, and the field at fault if it cannot be compiled; None for any text."""
     outputs = body.structured_outputs
     chat = body if isinstance(body, ChatRequest) else None
     schema = None if chat is None else _answer_schema(chat)
@@ -240,7 +240,7 @@ def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
 
 
 def _of_calls(body: ChatRequest, answer: dict[str, Any] | None) -> Grammar | None:
-    """The grammar of an answer that may call; None where the model is free, and its calls are read as they are."""
+    """The grammar of an answer that may call tools; None if the answer is unconstrained and calls are only read."""
     functions = [tool.function for tool in body.tools or ()]
     choice, only_one = body.tool_choice, body.parallel_tool_calls is False
     if isinstance(choice, NamedTool):

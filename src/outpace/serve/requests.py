@@ -26,7 +26,7 @@ MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
 
 
 class Strict(BaseModel):
-    """JSON as it is: no numbers in strings, no unknown fields, no NaN."""
+    """A model of strict JSON: no numbers in strings, no unknown fields, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -199,7 +199,7 @@ _PARTS = TypeAdapter(list[TextPart])
 
 
 def _joined(value: Any) -> Any:
-    """Pieces of text as one, a line each, as vLLM joins them."""
+    """Pieces of text joined by line breaks, as in vLLM."""
     if not isinstance(value, list):
         return value
     if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
@@ -370,7 +370,7 @@ def _rendered(message: Any, name: str) -> dict[str, Any]:
         calls = []
         for index, call in enumerate(message.tool_calls):
             try:
-                arguments = from_json(call.function.arguments or "{}")  # as deep as a body may be
+                arguments = from_json(call.function.arguments or "{}")  # nested as deep as a body may be
             except ValueError:
                 arguments = None
             if not isinstance(arguments, dict):
@@ -385,12 +385,12 @@ MAX_PROMPTS = 128
 DEFAULT_TOKENS = 16
 """OpenAI's."""
 
-# An error takes pydantic 1 to 3 us, and one is reported: lists without a short limit stop at the first.
+# Pydantic takes 1 to 3 us per error, and one is reported: lists without a short limit stop at the first.
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 def _form_of(prompt: Any) -> str:
-    """Which of the forms of a prompt is meant, so that errors are about that one."""
+    """The form of a prompt, so that errors are about that form alone."""
     if not isinstance(prompt, list):
         return "text"
     first = prompt[0] if prompt else None

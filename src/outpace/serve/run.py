@@ -62,8 +62,8 @@ def new_log() -> Any:
 
 
 def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
-    """Listen, load, answer until a signal, drain. `load`: makes the model; called in a thread, while /health answers
-    already."""
+    """Listen, load, answer until a signal, drain. `load`: loads the model in a thread, while /health already
+    answers."""
     _check_address(settings)
     service = Service(settings, new_log())
     DrainingServer(service, load).run()
@@ -72,7 +72,7 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
 
 
 def _check_address(settings: ServeSettings) -> None:
-    """Refuse a port that another program has, and a host that is not this machine, before a model is loaded."""
+    """Before loading a model, refuse a port that another program uses, and a host that is not this machine."""
     faults = []
     found = socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, _, _, _, address in found:
@@ -83,7 +83,7 @@ def _check_address(settings: ServeSettings) -> None:
                 raise InvalidRequest(
                     f"port={settings.port}: {os.strerror(error.errno)}; choose another, or stop the program using it"
                 ) from error
-            faults.append(error)  # one of a name's families may be turned off
+            faults.append(error)  # IPv4 or IPv6 may be turned off
     if len(faults) == len(found):
         raise InvalidRequest(
             f"host={shown(settings.host)}: {faults[0].strerror}; give an address of this machine, or 0.0.0.0 for all"
@@ -91,8 +91,8 @@ def _check_address(settings: ServeSettings) -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn that drains: at the first SIGTERM or Ctrl-C it goes on answering what runs, turns new requests away by
-    503, and ends when nothing runs any more or the time is up. At the second it ends at once."""
+    """uvicorn that drains: at the first SIGTERM or Ctrl-C it finishes running requests, refuses new ones with 503, and
+    ends when none are left or the time is up. At the second it ends at once."""
 
     def __init__(self, service: Service, load: Callable[[], Model]) -> None:
         settings = service.settings
@@ -104,30 +104,31 @@ class DrainingServer(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
-                # uvicorn's are 5 seconds, as long as httpx keeps a connection: a request may then meet its closing.
+                # uvicorn's default is 5 seconds, as long as httpx keeps a connection: a request could arrive as it is
+                # closed.
                 timeout_keep_alive=ceil(settings.send_timeout),
                 log_level="warning",
                 access_log=False,
-                ws="none",  # there are none, and `on_tick` knows HTTP's connections alone
+                ws="none",  # there are no websockets, and `on_tick` handles only HTTP connections
                 lifespan="on",
                 timeout_graceful_shutdown=5,
                 server_header=False,
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Transports that close, or wait for a request: since when, and how many bytes the client has not read. The last
-        # request is part of the key, as a client that sends short ones all the time waits at every look.
+        # Transports that are closing or wait for a request: since when, and the bytes that the client has not read. The
+        # last request is part of the key: a client that constantly sends short ones may be waiting at every tick.
         self._idle: dict[tuple[Any, Any], tuple[float, int]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where: with port=0 the system chooses."""
+        """Listen, and log the address: with port=0 the system chooses the port."""
         await super().startup(sockets)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self._service.log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Now and then, drop connections that were closed long ago and whose clients do not read the rest, those whose
-        clients are silent or never end the head of a request, and, if there are too many, those silent for longest."""
+        """At every tenth tick, drop connections that are closing but whose clients stopped reading, those whose clients
+        send nothing or never finish a request's head, and, if there are too many, those idle for longest."""
         if counter % 10 == 0:
             now, idle = asyncio.get_running_loop().time(), self._idle
             open_ones = [one for one in self.server_state.connections if getattr(one, "transport", None) is not None]
@@ -163,7 +164,7 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         opening = asyncio.ensure_future(self._open())
         yield
-        opening.cancel()  # it would open the model that it waits for
+        opening.cancel()  # otherwise the service would be opened once the model is loaded
         await asyncio.to_thread(self._service.close)
         self._service.log.info("ended")
 

@@ -27,7 +27,7 @@ OF_FILES = ("corpus", "ngrams", "vocabulary", "warm")
 
 def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
     """The canonical name of a method that a request names, by default the model's; its proposer, built at its first
-    request; and the budget, as of `Model.drafting`. None may name files of the server but the model's own default."""
+    request; and the budget, as of `Model.drafting`. Only the model's default method may name files of the server."""
     default: MethodLike = model.method
     if name is not None and name != model.method_name:
         spec = model.drafters.settled(name)
@@ -76,24 +76,24 @@ class Service:
         self.load_error: Exception | None = None
         self._model: Model | None = None
         self._thread: EngineThread | None = None
-        self.pieces: Pieces  # from `open` on
+        self.pieces: Pieces  # set by `open`
         self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
         self._admitted = 0  # samples
-        self._read = 0  # requests that are not admitted yet, whose bodies are held
+        self._read = 0  # requests with a body in memory that are not admitted yet
         self._recent = 1.0  # seconds that a request took, a moving average
 
     def open(self, model: Model) -> None:
         """Take a loaded model."""
         self.metrics.open(model)
-        _ = model.codec.longest_token  # asks for the whole vocabulary, which no request should wait for
+        _ = model.codec.longest_token  # reads the whole vocabulary now, so that no request waits for it
         self.pieces = Pieces(model.codec)
         self._thread = EngineThread(
             model.engine, self.metrics, lambda error: self.log.error("engine_fault", error=repr(error), exc_info=error)
         )
-        self._model = model  # last: from here on it is ready
+        self._model = model  # last, since it makes the service ready
 
     def cancel_all(self) -> None:
-        """End everything that runs or waits; it is answered by 503."""
+        """End all running and waiting requests, which are answered with 503."""
         if self._thread is not None:
             for session in self._thread.sessions():
                 session.is_cancelled = True
@@ -107,7 +107,7 @@ class Service:
 
     @property
     def model(self) -> Model:
-        """The model, if it is there and takes requests."""
+        """The model; `ApiError` (503) while it is loading, the server shuts down or its engine is lost."""
         if self.is_draining or self._model is None or not self.is_healthy:
             what = "is shutting down" if self.is_draining else "is loading the model"
             what = what if self.is_healthy else "has lost its engine: it must be started again"
@@ -133,7 +133,7 @@ class Service:
         return self._admitted == 0
 
     def occupancy(self) -> tuple[int, int, float]:
-        """Samples decoded, samples waiting, and the part of the cache that is in use."""
+        """Number of decoding samples, of waiting samples, and the share of the cache in use."""
         if self._thread is None or self._model is None:
             return 0, 0, 0.0
         sessions = self._thread.sessions()
@@ -145,7 +145,8 @@ class Service:
 
     @asynccontextmanager
     async def running(self, inputs: EngineInputs) -> AsyncIterator[Inbox]:
-        """Run a request: yields where its news arrive; what has not ended when the block is left is cancelled."""
+        """Run a request and yield the inbox of its events. Leaving the block cancels the samples that have not
+        ended."""
         self.check_capacity(inputs.samples, param="n" if len(inputs.prompts) == 1 else "prompt")
         self._admitted += inputs.samples
         inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
@@ -161,7 +162,7 @@ class Service:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Hold a body until it is known what it asks: as many at a time as the queue has places."""
+        """Count a request while its body is read and prepared: at most as many as the queue has free places."""
         self.check_capacity(1, self._read)
         self._read += 1
         try:
@@ -171,7 +172,7 @@ class Service:
 
     async def in_thread(self, work: Any) -> Any:
         """Run slow work, such as encoding a prompt, outside the event loop."""
-        _ = self.model  # nothing is begun while the server shuts down
+        _ = self.model  # refuses new work while the server shuts down
         try:
             return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
         except ApiError:
@@ -192,8 +193,8 @@ class Service:
             thread.add(job)
 
     def check_capacity(self, samples: int, others: int = 0, param: str | None = None) -> None:
-        """Refuse samples for which the queue has no place, given others that are about to be admitted. `param`: the
-        field that asks for this many."""
+        """Refuse samples for which the queue has no place, with `others` that are about to be admitted. `param`: the
+        field that sets their number."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:
             raise ApiError(400, f"{param}: {samples} answers in one request, and the server takes {limit}", param)

@@ -42,7 +42,7 @@ class ServeSettings:
             raise InvalidRequest("api_key='': an empty key would admit everybody; leave the option out instead")
         for key in self.api_keys:
             check_api_key(key)
-        try:  # before a model is loaded
+        try:  # resolved before a model is loaded
             socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:
             raise InvalidRequest(

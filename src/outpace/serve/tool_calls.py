@@ -1,4 +1,4 @@
-"""Calls of tools: how the model writes them, the grammar that makes it, and reading them out of answers."""
+"""Tool calls: the format in which models write them, its grammar, and a reader of calls in answers."""
 
 import json
 import re
@@ -21,8 +21,8 @@ _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
 def call_grammar(
     functions: Sequence[Function], must_call: bool, only_one: bool, answer: dict[str, Any] | None = None
 ) -> Grammar:
-    """What an answer looks like in which every call fits its function. `must_call`: whether there is at least one call,
-    and nothing else. `answer`: JSON schema of an answer without calls; None for any text."""
+    """The grammar of answers in which every call fits its function. `must_call`: the answer is one or more calls and
+    nothing else. `answer`: JSON schema of an answer without calls; None for any text."""
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
@@ -46,11 +46,10 @@ def arguments_of(function: Function) -> dict[str, Any]:
 
 
 class CallReader:
-    """Reads calls out of an answer as it comes. What is no call stays text, to the letter, but for white space around
-    calls."""
+    """Reads calls from a streamed answer. All else is text, which is unchanged except for white space around calls."""
 
     def __init__(self) -> None:
-        self._held = ""  # may become white space before a call, its mark, or is within one
+        self._held = ""  # text that may be white space before a call or part of a call
         self._calls = 0
 
     @property
@@ -58,16 +57,16 @@ class CallReader:
         return self._calls > 0
 
     def push(self, text: str) -> list[dict[str, Any]]:
-        """Deltas of OpenAI's stream that became certain: of content, and of one whole call each."""
+        """New deltas for OpenAI's stream: content that is certainly text, and one delta per complete call."""
         self._held += text
         deltas, place = list[dict[str, Any]](), 0
         while (begin := self._held.find(OPEN, place)) >= 0:
             place = begin + len(OPEN)
             if self._held[place:].lstrip()[:1] not in ("", "{"):
-                continue  # the text speaks of the mark
+                continue  # the mark in ordinary text
             end = self._end(place)
             if end < 0:
-                return deltas  # what stands before it waits, as the call may turn out to be none
+                return deltas  # earlier text waits too: its white space depends on whether this is a call
             inside, after = self._held[place:end], self._held[end + len(CLOSE) :]
             call = self._call(inside)
             if call is None:
@@ -81,19 +80,19 @@ class CallReader:
         return deltas
 
     def close(self) -> list[dict[str, Any]]:
-        """The rest, when the answer has ended."""
+        """The remaining deltas, after the end of the answer."""
         rest, self._held = self._held, ""
         return [] if self.has_called and not rest.strip() else _content(rest)
 
     def _end(self, begin: int) -> int:
-        """Where the first mark is that lies in no string of the call's JSON; -1 before it comes."""
+        """Index of the first closing mark outside strings of the call's JSON; -1 if there is none yet."""
         end = self._held.find(CLOSE, begin)
         while end >= 0 and _is_in_string(self._held[begin:end]):
             end = self._held.find(CLOSE, end + 1)
         return end
 
     def _certain(self) -> int:
-        """Length of what is text whatever follows."""
+        """Length of the beginning that is text, whatever follows."""
         text = self._held
         for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
             if text.endswith(OPEN[:size]):
@@ -119,7 +118,7 @@ class CallReader:
 
 
 def _is_in_string(text: str) -> bool:
-    """Whether the end of a JSON object's beginning lies in a string."""
+    """Whether the beginning of a JSON object ends within a string."""
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 

@@ -1,4 +1,4 @@
-"""Outpace inside vLLM: what `vllm.general_plugins` calls in every process of vLLM's."""
+"""Outpace inside vLLM: the function that `vllm.general_plugins` calls in every vLLM process."""
 
 import logging
 
@@ -9,10 +9,10 @@ MODEL = "outpace.vllm.domino:DominoForCausalLM"
 
 
 def register() -> None:
-    """Make Domino drafters known to vLLM, and mend its sampling on CPUs. Called again, it changes nothing.
+    """Register Domino drafters with vLLM, and fix its sampling on CPUs. Further calls change nothing.
 
     With an untested vLLM it registers nothing and logs an error: Domino drafters are then refused by
-    vLLM itself, and everything else is as without this plugin.
+    vLLM itself, and everything else works as without this plugin.
     """
     from outpace.vllm.cpu_sampling import mend
     from outpace.vllm.versions import installed_version, refusal

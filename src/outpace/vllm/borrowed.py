@@ -27,8 +27,8 @@ class BorrowedTarget:
     on every rank, once if they are tied.
 
     Raises:
-        UnsupportedModel: they are not where vLLM's models have them, are quantised, or are scaled in ways that drafters
-            do not know.
+        UnsupportedModel: one is not where vLLM's models have it, is quantised, or is scaled in a way that drafters
+            lack.
     """
 
     def __init__(self, model: Any, config: Any, max_length: int, max_slots: int, ranks: int) -> None:
@@ -79,7 +79,7 @@ def _weight(model: Any, path: str, name: str) -> Tensor:
 
 
 def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, device: torch.device) -> BuildContext:
-    """What a method may ask for inside vLLM. `target`: a `BorrowedTarget`, or what has a `vocab_size` where there is no
+    """The build context of a method inside vLLM. `target`: a `BorrowedTarget`; any object with a `vocab_size` without a
     drafter."""
     drafter = settings.drafter
     transitions = None if settings.transitions is None else path_of(settings.transitions)

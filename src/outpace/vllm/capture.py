@@ -1,9 +1,9 @@
 """Captures hidden states and top-k ids of vLLM's passes, where the model is called.
 
 vLLM passes no hidden states to `custom_class` proposers. So two methods of the model's instance are wrapped: `forward`,
-whose hidden states are kept until the round is over, and `compute_logits`, whose best ids are read before the sampler
-changes the logits. Layers hand out their states by vLLM's own `set_aux_hidden_state_layers`, set before the model is
-compiled. Nothing of vLLM is patched, and what the model returns is what it would return.
+whose hidden states are kept until the end of the round, and `compute_logits`, whose best ids are read before the
+sampler changes the logits. Layers return their states through vLLM's own `set_aux_hidden_state_layers`, set before the
+model is compiled. vLLM itself is not patched, and the model's outputs are unchanged.
 
 An exception here only loses features: it is kept in `fault` for the proposer, and never raised.
 """
@@ -26,17 +26,17 @@ _ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
 
 @dataclass(frozen=True, eq=False)
 class TargetPass:
-    """One pass of the target, of R rows of the batch side by side.
+    """One pass of the target: T tokens of R requests (rows of vLLM's batch), one after another.
 
     Attributes:
-        starts: [R + 1] where each row's query begins; the last one is T.
+        starts: [R + 1] index of each row's first token; the last one is T.
         positions: [R] of each row's first query token.
-        tokens: [T] ids that went in.
-        hidden: [T, H] what the head reads.
+        tokens: [T] input ids.
+        hidden: [T, H] inputs of the head.
         features: [T, taps * H] tapped hidden states, concatenated; None without taps.
-        top_ids: [L, k] best ids after the tokens whose logits vLLM computed: of each row the last one's, and those of
-            as many before it as it had drafts; None without top-k.
-        began: when, in seconds of a clock of this process.
+        top_ids: [L, k] best ids after the tokens whose logits vLLM computed: for each row its last token, and as many
+            before it as it had drafts; None without top-k.
+        began: its start in seconds, by a clock of this process.
     """
 
     starts: Sequence[int]
@@ -52,16 +52,17 @@ class Capture:
     """Wraps a vLLM model.
 
     Args:
-        needs: of the proposer.
-        layers: of the model.
+        needs: the proposer's needs.
+        layers: the model's number of layers.
 
     Attributes:
-        fault: what went wrong while looking on; None if nothing did.
+        fault: the exception of a failed capture; None without one.
     """
 
     def __init__(self, needs: Needs, layers: int) -> None:
         self._needs, self._layers = needs, layers
-        # vLLM numbers states as taps are, but for the last layer's: its own output, which the final norm reads.
+        # vLLM numbers states as taps are numbered. The exception is the last layer's, where vLLM has the state before
+        # the final norm.
         self._aux = tuple(sorted({min(tap, layers) for tap in needs.taps if tap != layers}))
         self.fault: Exception | None = None
         self._last: TargetPass | None = None
@@ -96,7 +97,7 @@ class Capture:
         target.forward, target.compute_logits = forward_seen, compute_seen
 
     def take(self) -> TargetPass | None:
-        """The last pass, once; None where there was none that could be read."""
+        """The last pass, only once; None if no pass was captured since the last call."""
         last, self._last = self._last, None
         return None if self.fault is not None else last
 
@@ -115,7 +116,7 @@ class Capture:
         return logits.topk(self._needs.top_k, dim=-1).indices.cpu()
 
     def _note(self, input_ids: Any, hidden: Any, aux: Sequence[Tensor], began: float) -> None:
-        """Keep a pass, unless it is one of vLLM's own trials, which have no requests."""
+        """Keep a pass, unless it is one of vLLM's dummy runs, which have no requests."""
         self._last = None
         if self.fault is not None:
             return
@@ -158,13 +159,13 @@ class Capture:
 
 
 def _rows_of_pass() -> tuple[list[int], list[int]] | None:
-    """Of the pass that runs, where each row's query begins, T at the end, and how long each row is with it; None of
-    passes without requests."""
+    """For the running pass, [R + 1] the index of each row's first token, then T; and [R] each row's length with the
+    pass. None for passes without requests."""
     from vllm.forward_context import get_forward_context
 
     metadata = get_forward_context().attn_metadata
     if not isinstance(metadata, dict):
-        return None  # none, or micro-batches
+        return None  # no requests, or micro-batches
     for layer in metadata.values():
         starts, lengths = getattr(layer, "query_start_loc", None), getattr(layer, "seq_lens", None)
         if starts is not None and lengths is not None:

@@ -1,4 +1,4 @@
-"""Domino's chain over logits: what vLLM's parallel drafter is given instead of its base logits."""
+"""Corrects the logits of Domino's chain, in place of the base logits that vLLM's parallel drafter computes."""
 
 from collections.abc import Callable
 
@@ -21,12 +21,12 @@ def corrected_chain(
     The GRU cell is written out as products, since a CUDA graph can hold those and not cuDNN's.
 
     Args:
-        head: of the drafter; its W2 has rows for `ids` alone where there are any.
-        base: [B, K, V] base logits of the drafts, or of `ids` alone; they are overwritten.
-        hidden: [B, K, H] outputs of the block positions that predict them.
+        head: the drafter's head; with `ids` its W2 has rows only for those.
+        base: [B, K, V] base logits of the drafts, or only of `ids`; they are overwritten.
+        hidden: [B, K, H] outputs of the block positions that predict the drafts.
         anchors: [B], each request's last committed id.
         embed: the target's embedding, ids [B] -> [B, H].
-        ids: [V] the target's ids of the columns; None for all of them.
+        ids: [V] the target's ids of the columns; None for the whole vocabulary.
 
     Returns:
         [B, K, V].

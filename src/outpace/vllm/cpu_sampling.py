@@ -1,12 +1,12 @@
-"""Sampling with speculation on a CPU: replaces two functions of vLLM's that are at fault there
+"""Sampling with speculation on a CPU: replaces two faulty functions of vLLM
 (https://github.com/vllm-project/vllm/issues/55005).
 
 Before it verifies drafts, vLLM spreads each request's temperature, top-k and top-p over its drafted tokens. On a CPU
-the kernel for it was given a converted copy to write to, so uninitialised memory is read: answers sampled
-with any kind of speculation then follow another distribution than the model's.
+its kernel writes into a converted copy, so uninitialised memory is read: answers sampled with any kind of speculation
+then do not follow the model's distribution.
 
-Where a step has no drafts at all, as each request's first, a request with top-k and without top-p ends the engine: the
-maximum of no numbers is taken.
+In a step without drafts, such as each request's first, a request with top-k and without top-p crashes the engine: the
+maximum of an empty tensor is taken.
 
 In a vLLM without these faults the replacements compute the same.
 """
@@ -20,24 +20,24 @@ from torch import Tensor
 
 
 def mend() -> None:
-    """Replace both functions where vLLM, of a tested version, runs on a CPU; elsewhere nothing is done."""
+    """Replace both functions if a tested version of vLLM runs on a CPU; otherwise do nothing."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
     from vllm.v1.sample import rejection_sampler as sampler
 
-    if sampler.expand_batch_to_tokens is not expand:  # else an earlier call has replaced both
+    if sampler.expand_batch_to_tokens is not expand:  # otherwise an earlier call has replaced both
         sampler.expand_batch_to_tokens = expand
         sampler.apply_sampling_constraints = unless_none(sampler.apply_sampling_constraints)
 
 
 def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0) -> Tensor:
-    """A value of each request for each of its tokens, in place of vLLM's function of this signature.
+    """Repeat each request's value for each of its tokens. Replaces vLLM's function of this signature.
 
     Args:
         x: [B].
-        cu_num_tokens: [B], tokens of the requests up to each one, itself included.
+        cu_num_tokens: [B], cumulative numbers of the requests' tokens.
 
     Returns:
         [T], of the dtype of `x`.
@@ -48,7 +48,7 @@ def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: floa
 
 
 def unless_none(constrain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of logits [T, V] that leaves those of no tokens as they are."""
+    """A version of `constrain` that returns logits [T, V] unchanged for T = 0."""
 
     @wraps(constrain)
     def constrained(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:

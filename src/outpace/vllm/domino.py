@@ -1,4 +1,4 @@
-"""Domino inside vLLM's `method="dflash"`: a model class, and nothing else of vLLM's is changed.
+"""Domino inside vLLM's `method="dflash"`: one model class, and no other change to vLLM.
 
 vLLM's proposer runs one pass over [anchor, MASK x K] for each request, hands the outputs of the K masks to
 `compute_logits` and drafts the best ids. This class corrects the logits on the way, token by token. The paged cache,
@@ -24,11 +24,11 @@ from outpace.vllm.drafter import check_use, is_domino, read_drafter
 
 
 class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
-    """vLLM's DFlash drafter with Domino's head; of any other checkpoint, an instance of vLLM's own class.
+    """vLLM's DFlash drafter with Domino's head; for any other checkpoint an instance of vLLM's own class.
 
     Raises:
         ModelError: a checkpoint that does not fit its config, or a drafter for another target.
-        InvalidRequest: more drafts than the drafter has, or a number that varies.
+        InvalidRequest: more drafts than the drafter has, or a variable number of drafts.
     """
 
     def __new__(cls, *, vllm_config: Any, prefix: str = "") -> Any:
@@ -45,7 +45,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         ids, rank = drafter.ids, drafter.config.emb_dim
         self.register_buffer("ids", ids.to(self.model.norm.weight.device) if ids is not None else None, False)
         self.head = DominoHead(drafter.config)
-        if ids is not None:  # no other id is drafted, so no other needs a correction
+        if ids is not None:  # only these ids are drafted and corrected
             self.head.embed_proj[2] = nn.Linear(rank, len(ids), bias=False)
         if current_platform.is_cpu():
             self.model._normalize_context_k = partial(_normed_by_layer, self.model)
@@ -53,16 +53,16 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         self._rows: Tensor | None = None
 
     def forward(self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
-        """Outputs [T, H] of the blocks; row k of a block is where vLLM looks for its k-th draft."""
+        """Outputs [T, H] of the blocks; vLLM reads its k-th draft from row k of a block."""
         self._anchors = input_ids
         if self.ids is not None and self._rows is None and self._has_plain_head():
-            self._rows = _rows_of(self.lm_head, self.ids)  # at the first pass, which no graph records
+            self._rows = _rows_of(self.lm_head, self.ids)  # in the first pass, which is not recorded in a graph
         hidden: Tensor = super().forward(input_ids, positions, inputs_embeds)
-        # With shifted labels the row before predicts it.
+        # With shifted labels the row before predicts a draft.
         return hidden.roll(1, dims=0) if self.drafter.config.shift_label else hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Corrected logits [B * K, V] of the drafts whose outputs are [B * K, H]; ids never drafted have -inf."""
+        """Corrected logits [B * K, V] of drafts with outputs [B * K, H]; -inf for ids that are never drafted."""
         assert self._anchors is not None
         count = hidden_states.shape[0] // self.drafts
         hidden = hidden_states.view(count, self.drafts, -1)  # [B, K, H]
@@ -77,7 +77,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         return whole
 
     def get_top_tokens(self, hidden_states: Tensor) -> Tensor:
-        """The best ids [B * K]; vLLM's own short cut to them would pass the head by."""
+        """The best ids [B * K]; vLLM's shortcut would bypass the head."""
         return self.compute_logits(hidden_states).argmax(dim=-1)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -90,7 +90,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         super().load_weights((name, one) for name, one in tensors.items() if name != IDS and not _of_head(name))
 
     def _base_logits(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] by the target's LM head of [N, H], for `ids` alone if there are any."""
+        """[N, Vd] logits of the target's LM head for [N, H], only for `ids` if there are any."""
         if self.ids is None:
             whole: Tensor = self.logits_processor(self.lm_head, hidden)
             return whole
@@ -109,9 +109,9 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
 
 
 def _normed_by_layer(model: Any, keys: Tensor) -> Tensor:
-    """Keys [L, T, heads, D] of the context by the norm of their own layer.
+    """Keys [L, T, heads, D] of the context, each layer's normalised by its own norm.
 
-    vLLM asks one kernel for all layers, and the one for CPUs takes the first layer's weight for each.
+    vLLM calls one kernel for all layers; the CPU's applies the first layer's weight to each.
     """
     normed = nn.functional.rms_norm(keys, keys.shape[-1:], eps=model._rms_norm_eps)
     weights: Tensor = model._k_norm_weights  # [L, D]
@@ -123,7 +123,7 @@ def _of_head(name: str) -> bool:
 
 
 def _rows_of(head: Any, ids: Tensor) -> Tensor:
-    """Rows [K, H] of an LM head whose rows are spread over workers, on each of them."""
+    """Rows [K, H] of an LM head that is sharded over workers, complete on each of them."""
     shard = head.shard_indices
     own = (ids >= shard.org_vocab_start_index) & (ids < shard.org_vocab_end_index)  # [K]
     local = (ids - shard.org_vocab_start_index).clamp(0, head.weight.shape[0] - 1)

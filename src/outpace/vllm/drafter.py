@@ -16,7 +16,7 @@ from outpace.lib.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Drafter:
-    """A drafter as its folder describes it. `ids`: [K] ascending, the only ids that it drafts; None for all."""
+    """A drafter's description from its folder. `ids`: [K] ascending, the only ids that it drafts; None for all."""
 
     name: str
     values: dict[str, Any]
@@ -33,7 +33,7 @@ def is_domino(hf_config: Any) -> bool:
 
 
 def read_drafter(name: str, revision: str | None = None) -> Drafter:
-    """A drafter without its weights."""
+    """Read a drafter's description, without its weights."""
     folder = locate(name, ("config.json", FILE_NAME), "drafter", revision)
     values = read_object(folder / "config.json")
     config, vocabulary = read_domino_config(values, name), folder / FILE_NAME
@@ -42,7 +42,7 @@ def read_drafter(name: str, revision: str | None = None) -> Drafter:
 
 
 def check_use(drafter: Drafter, target: Any, speculation: Any) -> None:
-    """Refuse a drafter that was not made for a target, or cannot draft as asked."""
+    """Refuse a drafter that was made for another target, or cannot draft with these speculative settings."""
     config = drafter.config
     config.check_target(target.get_hidden_size(), target.get_total_num_hidden_layers(), target.get_vocab_size())
     most, asked = config.drafts_per_block(), speculation.num_speculative_tokens

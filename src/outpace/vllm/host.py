@@ -1,4 +1,4 @@
-"""What our proposers need of the vLLM that runs them, and refuse to start without."""
+"""Checks that our proposers can run in this vLLM with its settings."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from outpace.vllm.versions import installed_version, refusal
 
 
 def check_host() -> None:
-    """Refuse a vLLM that this was not tested with, and mend its sampling on CPUs, also where plugins are turned off."""
+    """Refuse an untested vLLM, and fix its sampling on CPUs, even if plugins are turned off."""
     reason = refusal(installed_version())
     if reason is not None:
         raise ModelError(f"outpace's proposers: {reason}")
@@ -18,7 +18,7 @@ def check_host() -> None:
 
 
 def check_parallel(config: Any) -> None:
-    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last."""
+    """Refuse pipeline parallelism: no rank sees both the first and the last hidden states."""
     stages = config.parallel_config.pipeline_parallel_size
     if stages > 1:
         raise InvalidRequest(
@@ -27,8 +27,8 @@ def check_parallel(config: Any) -> None:
 
 
 def check_graphs(config: Any) -> None:
-    """Refuse graphs of whole passes: they are replayed without calling the model, and cannot be recorded while its
-    passes are looked at."""
+    """Refuse graphs of whole passes: replaying them does not call the model, and they cannot be recorded while passes
+    are captured."""
     mode = getattr(config.compilation_config, "cudagraph_mode", None)
     if mode is not None and torch.cuda.is_available() and mode.has_full_cudagraphs():
         raise InvalidRequest(
@@ -38,6 +38,6 @@ def check_graphs(config: Any) -> None:
 
 
 def ending_ids(config: Any) -> tuple[int, ...]:
-    """Behind which nothing is drafted: the EOS ids of a model's config."""
+    """The EOS ids of a model's config, after which nothing is drafted."""
     found = getattr(config, "eos_token_id", None)
     return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)

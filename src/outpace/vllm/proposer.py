@@ -11,8 +11,8 @@ expected gain (`trees.linear_form`). Drafts are chosen, not drawn: vLLM accepts 
 so that the distribution of the answers is unchanged.
 
 The cost of a row of a pass is measured, unless `least_gain` is set, and so is whether drafting raises the throughput of
-batches. With tensor parallelism no clock decides: drafts follow from the ids and from earlier rounds alone, so that all
-ranks draft the same; vLLM verifies the first one's.
+batches. With tensor parallelism no measured time decides: drafts depend only on the ids and on earlier rounds, so that
+all ranks draft the same; vLLM verifies the first rank's.
 
 If anything fails while serving, one error is logged and decoding continues without drafts.
 """
@@ -40,11 +40,11 @@ MOST_SLOTS = 64
 
 
 class MethodProposer:
-    """A proposer as vLLM calls it.
+    """A proposer with the interface that vLLM calls.
 
     Raises:
-        InvalidRequest: a setting or a method that is unknown or cannot draft here, or a way of running that hides what
-            it needs to see; with the remedy.
+        InvalidRequest: a setting or method is unknown or cannot draft here, or vLLM runs in a way that hides the states
+            it needs; with the remedy.
         ModelError: a vLLM that this was not tested with.
     """
 
@@ -62,10 +62,10 @@ class MethodProposer:
         self._rounds: Rounds | None = None
         self._proposer: LinearForm | None = None
         self._price: RowPrice | None = None
-        self._rates, self._last = RoundRates(), (0, 0.0)  # requests of the step before, and when it had been decoded
+        self._rates, self._last = RoundRates(), (0, 0.0)  # of the last step: number of requests, and its end
 
     def load_model(self, target_model: Any) -> None:
-        """Make the drafter, and wrap the target, whose passes are looked at."""
+        """Build the drafter, and wrap the target to capture its passes."""
         check_graphs(self._config)
         config, settings, spec = self._config, self._settings, self._spec
         model, text_config = config.model_config, config.model_config.hf_text_config
@@ -82,9 +82,9 @@ class MethodProposer:
         self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None
         self._capture = capture = Capture(proposer.needs, text_config.num_hidden_layers)
         capture.install(target_model)
-        if proposer.needs.taps:  # a model that was compiled without them must not be found again
+        if proposer.needs.taps:  # vLLM's cache must not return a model that was compiled without taps
             config.additional_config[f"{KEY}_taps"] = list(proposer.needs.taps)
-        learns = settings.learn_prompts and ranks == 1  # else ranks would have to agree on when to ask
+        learns = settings.learn_prompts and ranks == 1  # ranks would have to call the head at the same time
         self._rounds = Rounds(
             proposer,
             slots,
@@ -104,7 +104,7 @@ class MethodProposer:
         """Drafts of each row of the batch, which may be none. Called by vLLM after each step.
 
         Args:
-            sampled_token_ids: new ids of each row; none of one whose prompt is being written.
+            sampled_token_ids: new ids of each row; empty while its prompt is being written.
             num_tokens_no_spec: [rows] ids of each row, the new ones included.
             token_ids_cpu: [rows, max_model_len] these ids.
         """
@@ -127,7 +127,8 @@ class MethodProposer:
             return none
 
     def _pays(self, sampled: Sequence[Sequence[int]], seen: TargetPass | None, began: float) -> bool:
-        """Whether to draft for the next step: among several requests, if that has raised the throughput."""
+        """Whether to draft for the next step: for a single request always, for several if drafting has raised the
+        throughput."""
         count, (before, last) = len(sampled), self._last
         self._last = count, began
         if seen is not None and count == before > 1 and self._writes_no_prompt(sampled, seen):
@@ -143,7 +144,7 @@ class MethodProposer:
         return all(sampled) and all(end - start <= most for start, end in pairwise(seen.starts))
 
     def _learn_price(self, price: RowPrice, sampled: Sequence[Sequence[int]], seen: TargetPass, began: float) -> None:
-        """Take in how long a step without prompts took."""
+        """Learn the time of a step, unless it wrote prompts."""
         assert self._proposer is not None
         if self._writes_no_prompt(sampled, seen):
             pass_ms, draft_ms = (began - seen.began) * 1e3, (perf_counter() - began) * 1e3

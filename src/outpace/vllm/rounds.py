@@ -32,8 +32,8 @@ _PARAMS = SamplingParams()  # vLLM passes no sampling parameters: the likeliest 
 
 @dataclass(frozen=True, eq=False)
 class BatchPlace:
-    """One row of a step. `sampled`: those of its `ids` that are new; none while its prompt is being written. `query`:
-    where the row's query lies in the pass; None if the pass was not seen."""
+    """One row of a step. `sampled`: the new ones of its `ids`; empty while its prompt is being written. `query`: the
+    row's tokens in the pass; None if the pass was not captured."""
 
     ids: Ids
     sampled: Sequence[int]
@@ -44,12 +44,12 @@ class BatchPlace:
 
     @property
     def known(self) -> int:
-        """Ids before the step."""
+        """Number of ids before the step."""
         return len(self.ids) - len(self.sampled)
 
     @property
     def end(self) -> int:
-        """Where the positions end that were in the pass and hold."""
+        """End of the row's positions that the pass computed and whose ids are final; 0 without a pass."""
         if self.query is None:
             return 0
         accepted = max(len(self.sampled) - 1, 0) if self.drafts else 0
@@ -60,9 +60,10 @@ class Rounds:
     """Drives a proposer by the rows of vLLM's batches.
 
     Args:
-        slots: texts that it drafts for at a time; other rows get no drafts.
+        slots: number of texts to draft for at a time; other rows get no drafts.
         ending_ids: ids behind which nothing is drafted.
-        best_ids: of hidden states [M, H], for proposers that learn from prompts; None not to ask.
+        best_ids: computes [M, k] best ids after hidden states [M, H], for proposers that learn from prompts; None
+            without.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class Rounds:
         seen: TargetPass | None,
         drafts: bool = True,
     ) -> list[list[int]]:
-        """Take in what became of a step, and draft for the next one.
+        """Observe the result of a step, and draft for the next one.
 
         Args:
             token_ids: [rows, max_length] ids.
             seen: the step's pass; None if nothing is known of it.
-            drafts: whether anything is drafted. If not, proposers get a budget of 0: the next step is then a round of
-                theirs, and not a prompt's, which would have to be read again.
+            drafts: whether to draft. If not, proposers get a budget of 0: they observe the next step as a round, and
+                not as a prompt, which would have to be read again.
 
         Returns:
-            Of each row its drafts, which may be none.
+            The drafts of each row, possibly none.
         """
         self._step += 1
         rows = _rows(sampled, lengths, token_ids, seen)
@@ -117,7 +118,8 @@ class Rounds:
         return drafted
 
     def _begin(self, row: BatchPlace, place: int) -> Tracked | None:
-        """A text for a row that has none: what is known of another one that begins alike, or nothing."""
+        """A new text for a row without one: a fork of a text with a common prefix, or empty. None without a free
+        slot."""
         free = self.roster.room(self._step)
         if free is None:
             return None
@@ -142,17 +144,18 @@ class Rounds:
         return text
 
     def _restart(self, text: Tracked, position: int) -> None:
-        """Begin with the query, if what came before is needed and was not seen: drafts then follow from less."""
+        """Restart a text at `position`, whose earlier features were not captured: drafts then depend on less
+        context."""
         text.state, text.written = self._proposer.open(text.slot), position
         text.offset = position if self._sees_features else 0
         text.tokens = text.ids[text.offset : text.length].tolist()
         text.tree, text.is_prompt = None, True
 
     def _show(self, texts: Sequence[tuple[BatchPlace, Tracked]], seen: TargetPass | None) -> None:
-        """Show the proposer what is new of each text."""
+        """Show the proposer the new tokens of each text."""
         states, observations, filling, chunks = [], [], [], []
         for row, text in texts:
-            if row.position > text.written:  # positions went by that were not seen
+            if row.position > text.written:  # some positions were not captured
                 if self._sees_features:
                     self._proposer.close(text.state)
                     self._restart(text, row.position)
@@ -179,7 +182,8 @@ class Rounds:
             self._proposer.prefill(filling, chunks)
 
     def _chunk(self, row: BatchPlace, text: Tracked, seen: TargetPass | None) -> PromptChunk | None:
-        """The positions of a row that are new and hold, as a prompt's are shown."""
+        """The row's new positions with final ids, as a chunk of a prompt; None if there are none or they were not
+        captured."""
         if seen is None or row.query is None or text.written >= row.end or text.written < row.position:
             return None
         first = row.query.start + text.written - row.position
@@ -229,8 +233,8 @@ def _rows(sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: 
 
 
 def _observation(row: BatchPlace, text: Tracked, seen: TargetPass, top_k: int) -> Observation | None:
-    """What became of the chain that was proposed for a text; None if this step did not verify it, or too little is
-    known of the step."""
+    """The verified chain that was proposed for a text; None if this step did not verify it, or was not captured well
+    enough."""
     if text.tree is None or row.query is None or not row.sampled:
         return None
     drafted = seen.tokens[row.query.start + 1 : row.query.stop]

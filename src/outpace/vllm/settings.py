@@ -1,4 +1,4 @@
-"""What a user may tell our proposers inside vLLM."""
+"""Settings of our proposers inside vLLM."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The speculative config by which vLLM drafts like a method of ours, and models as vLLM reads them."""
+"""Makes vLLM's speculative config for one of our methods, and exports models that vLLM cannot read."""
 
 import hashlib
 from pathlib import Path
@@ -23,22 +23,22 @@ from outpace.vllm.settings import KEY, check_drafts, linear_method
 PROPOSER = "outpace.vllm.proposer.Method"
 MODELS = {next(iter(kind.methods)): kind for kind in KINDS.values() if kind.vllm is not None}
 """Methods that vLLM runs itself. Domino is DFlash's with the model of our plugin."""
-PASSES = 3  # drafted tokens where each is a pass of the drafter, and no budget is given
-LONGEST = 8  # tokens of our proposers' chains, which end sooner by themselves
+PASSES = 3  # drafted tokens without a budget, if each takes a pass of the drafter
+LONGEST = 8  # maximal tokens of our proposers' chains, which end earlier if more have no expected gain
 LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # the lengths that prompt lookup tries here
 
 
 def speculation(
     model: str, method: str | None, drafter: str | None, budget: int | None, exports: Path, workers: int = 1
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """How vLLM drafts as a method does here, as far as chains can: `--speculative-config`, and `--additional-config`
-    with what our own proposers draft with; None for none.
+    """The settings with which vLLM drafts like a method here, as far as chains can: `--speculative-config`, and
+    `--additional-config` for our own proposers; None if not needed.
 
     A chain of a trained drafter or a draft model, and prompt lookup, are vLLM's own methods; all else is drafted by our
     proposers.
 
     Args:
-        method: with its options; None for the chain of the drafter that is named or ships, else what needs none.
+        method: a method with options; None for the chain of the named or shipped drafter, else a method without one.
         budget: drafted tokens per step, where the method states none.
         exports: a folder for models that vLLM cannot read as they are.
     """
@@ -64,7 +64,7 @@ def speculation(
     folder = _export_folder(resolve(model), exports)
     if spec.name == "linear" and is_bare(read_config(resolve(found), for_weights=False), found):
         found = str(export_draft(found, export(model, folder), folder / Path(found).name))
-    elif spec.name != "linear" and is_quantized(_config_of(found)):  # vLLM does not know our scales
+    elif spec.name != "linear" and is_quantized(_config_of(found)):  # vLLM cannot read our scales
         found = str(export_drafter(locate(found, (*FILES, VOCABULARY), "drafter"), folder, VOCABULARY))
     else:
         found = readable(found, exports)
@@ -74,7 +74,8 @@ def speculation(
 
 
 def readable(model: str, exports: Path) -> str:
-    """What vLLM reads: a folder or hub id as it is; of a pulled name or a GGUF file an export."""
+    """A model's name for vLLM: a folder or hub id unchanged; for a pulled name or a GGUF file the folder of an
+    export."""
     location = resolve(model)
     is_folder = Path(model).expanduser().is_dir()
     if is_folder or (model not in pulled() and location.gguf is None):
@@ -83,13 +84,13 @@ def readable(model: str, exports: Path) -> str:
 
 
 def _export_folder(location: Location, exports: Path) -> Path:
-    """Where a model is exported, and drafters for it."""
-    whose = hashlib.sha256(location.path.encode()).hexdigest()[:8]  # folders may hold models of the same name
+    """The folder of a model's export, and of drafters for it."""
+    whose = hashlib.sha256(location.path.encode()).hexdigest()[:8]  # several folders may hold models of the same name
     return exports / f"{Path(location.name).name}-{whose}"
 
 
 def _method_for(shipment: Shipment, drafter: str | None) -> str:
-    """The method where none is named: the chain of the drafter, else what needs none."""
+    """The default method: the chain of the drafter, else a method without one."""
     if drafter is None:
         nets = (name for name, kind in MODELS.items() if kind.name in shipment.drafters and kind.net)
         return next(nets, WITHOUT_DRAFTER)
@@ -100,7 +101,7 @@ def _method_for(shipment: Shipment, drafter: str | None) -> str:
 
 
 def _drafter_for(spec: MethodSpec, shipment: Shipment, named: str | None) -> str | None:
-    """Folder or hub id of what a method drafts with: the one that was named, or what ships; None if it needs none."""
+    """Folder or hub id of a method's drafter, named or shipped; None if the method needs none."""
     wanted = spec.drafter
     if wanted is None:
         if named is not None:
@@ -124,7 +125,7 @@ def _config_of(drafter: str) -> dict[str, Any]:
 
 
 def _is_chain(spec: MethodSpec) -> bool:
-    """Whether vLLM's own method does all that these options ask for."""
+    """Whether vLLM's own method supports these options."""
     asked = {name: getattr(spec.options, name) for name in spec.options.model_fields_set - {"budget"}}
     return not asked or asked == {"shape": "chain"}
 
@@ -142,7 +143,7 @@ def _check_shares(drafter: str, workers: int) -> None:
 
 
 def _length(spec: MethodSpec, drafter: str, tokens: int | None) -> int:
-    """Drafted tokens per step; of a block as many as it was trained for, unless a budget asks for fewer."""
+    """Drafted tokens per step; for a block drafter as many as it was trained for, unless a budget is smaller."""
     if MODELS[spec.name].vllm != "dflash":
         return tokens or PASSES
     config = _config_of(drafter)

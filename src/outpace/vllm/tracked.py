@@ -1,4 +1,4 @@
-"""Which state belongs to which row: vLLM names no requests, and rows move, so states are found by their ids."""
+"""Finds the state of each row by its ids: vLLM does not identify requests, and rows move."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ Ids = NDArray[np.int32]
 
 @dataclass(eq=False)
 class Tracked:
-    """What is known of one text.
+    """The known part of one text, and the proposer's state for it.
 
     Attributes:
         ids: [capacity] of which the first `length` are known.
         offset: ids before it are not shown to the proposer: it never saw the target's features there.
         written: ids whose features or top-k candidates the proposer has observed.
         tokens: the ids from `offset` on, as the proposer reads them.
-        tree: that was proposed last and is not verified yet; None without one.
+        tree: the last proposed tree, not verified yet; None without one.
     """
 
     slot: int
@@ -37,11 +37,11 @@ class Tracked:
     row: int = -1
 
     def holds(self, ids: Ids) -> bool:
-        """Whether its ids are these."""
+        """Whether its ids are exactly these."""
         return self.length == len(ids) and bool(np.array_equal(self.ids[: self.length], ids))
 
     def shared(self, ids: Ids) -> int:
-        """How many of its ids these begin with."""
+        """Length of the common prefix with these ids."""
         count = min(self.length, len(ids))
         differs = self.ids[:count] != ids[:count]
         return int(differs.argmax()) if differs.any() else count
@@ -54,10 +54,10 @@ class Tracked:
 
 
 class RowRoster:
-    """All texts that are known, at most one for each slot; one that no row has gone on with for longest goes first.
+    """All known texts, at most one per slot; the least recently used is replaced first.
 
     Texts outlive their rows: a request may be preempted, or left out of a step, and come back anywhere in the batch; a
-    conversation may go on. Whose they were makes no difference, as what is known of a text follows from its ids.
+    conversation may continue. The request does not matter, since a text's state depends only on its ids.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -65,14 +65,14 @@ class RowRoster:
         self.known: list[Tracked] = []
 
     def claim(self, texts: Sequence[Ids], step: int) -> list[Tracked | None]:
-        """For each row of a step the text that is exactly its own, each for one row; None where there is none."""
+        """For each row of a step a text with exactly its ids, no text for two rows; None if there is none."""
         by_length: dict[int, list[Tracked]] = {}
         for one in self.known:
             by_length.setdefault(one.length, []).append(one)
         found: list[Tracked | None] = []
         for row, ids in enumerate(texts):
             alike = by_length.get(len(ids), [])
-            alike.sort(key=lambda one: (one.row != row, -one.used_at))  # rows move seldom
+            alike.sort(key=lambda one: (one.row != row, -one.used_at))  # rows rarely move
             own = next((one for one in alike if one.used_at != step and one.holds(ids)), None)
             if own is not None:
                 own.used_at, own.row = step, row
@@ -80,7 +80,7 @@ class RowRoster:
         return found
 
     def nearest(self, ids: Ids) -> tuple[Tracked | None, int]:
-        """The text that shares the longest beginning with these ids, and how long it is."""
+        """The text with the longest common prefix with these ids, and the prefix's length."""
         best, most = None, 0
         for one in self.known:
             if (count := one.shared(ids)) > most:
@@ -88,7 +88,8 @@ class RowRoster:
         return best, most
 
     def room(self, step: int) -> tuple[int, Tracked | None] | None:
-        """A slot, and the text that must leave it, which is forgotten here; None where all are in this step."""
+        """A slot, and the text that is removed from it, None if it was free; None if all slots are in use in this
+        step."""
         if self._free:
             return self._free.pop(), None
         idle = [one for one in self.known if one.used_at != step]
@@ -99,7 +100,7 @@ class RowRoster:
         return oldest.slot, oldest
 
     def add(self, slot: int, state: Any, step: int, row: int) -> Tracked:
-        """A new text, of which no id is known yet."""
+        """A new text without ids."""
         one = Tracked(slot, state, np.zeros(self._capacity, dtype=np.int32), 0, used_at=step, row=row)
         self.known.append(one)
         return one

@@ -1,4 +1,4 @@
-"""Which vLLM this plugin was tested with."""
+"""The versions of vLLM that this plugin was tested with."""
 
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ was compared."""
 
 
 def installed_version() -> str:
-    """Of vLLM."""
+    """The installed version of vLLM."""
     try:
         import vllm
     except ImportError as error:
