@@ -38,7 +38,7 @@ EXTRAS = {
     "matplotlib": "plots",
 }
 
-# Commands import what they run when they run: --help must not wait for transformers.
+# Commands import their code when they run: --help must not wait for transformers.
 app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (
     generate,
@@ -82,7 +82,7 @@ def _show_warnings_in_a_line() -> None:
 
     def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
         if issubclass(category, PerformanceWarning):
-            print(f"warning: {message}", file=sys.stderr)  # not by a console of rich: a bar may be drawn at this time
+            print(f"warning: {message}", file=sys.stderr)  # not with rich's console: a progress bar may be drawn now
         else:
             stock(message, category, *where, **options)
 
@@ -90,8 +90,8 @@ def _show_warnings_in_a_line() -> None:
 
 
 def _escape_what_cannot_be_written() -> None:
-    """Print characters that standard output's encoding lacks, such as 世 in Latin-1, as escapes, as standard error
-    does: they would end the answer."""
+    """Print characters that standard output's encoding lacks, such as 世 in Latin-1, as escapes, like standard error:
+    otherwise they would raise an error within the answer."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -100,7 +100,7 @@ def main() -> None:
     """Entry point: errors made on purpose become one line and exit status 2."""
     _escape_what_cannot_be_written()
     choose_threads()
-    if sys.argv[1:3] == ["bench", "paper"]:  # `outpace bench` takes prompts, not a command: this is one of its own
+    if sys.argv[1:3] == ["bench", "paper"]:  # `outpace bench` has no subcommands, so this is a separate command
         del sys.argv[1]
     _show_warnings_in_a_line()
     try:

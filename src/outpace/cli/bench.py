@@ -162,7 +162,7 @@ def bench(
     model = model_of(loading, "--endpoint")
     if methods is not None and loading.speculative_config is None:
         loaded = load_for(loading, [name for name in chosen if name != TRANSFORMERS], plan.in_flight)
-    else:  # the model's default, or the config's
+    else:  # the default method of the model or of the config
         loaded = load_default(loading, methods, plan.in_flight)
         chosen = usual_methods(loaded) if loading.speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
@@ -230,8 +230,8 @@ def collect(
     advance: Callable[..., None],
     report: Callable[[list[Record]], str],
 ) -> list[Record]:
-    """All records of a run, including those that its folder already has. `report`: the line that is printed every 30
-    seconds."""
+    """All records of a run, including those that its folder already has. `report`: makes the line that is printed every
+    30 seconds."""
     from outpace.bench.records import RunFolder
 
     folder = None if out is None else RunFolder(out, run.settings)

@@ -73,7 +73,7 @@ def chat(
         refuse_options(context, NOT_OF_SERVERS, f"a server answers, url={url!r}")
         fields = sampling_fields(params)
         if not is_given(context, "max_new_tokens"):
-            del fields["max_tokens"]  # more than the rest of its context is an error there
+            del fields["max_tokens"]  # for servers a limit beyond the rest of the context is an error
         _chat_with_server(url, api_key, loading, fields, system)
         return
     model_of(loading, "--url")
@@ -87,7 +87,7 @@ def chat(
 
 
 def _info(model: "Model") -> list[str]:
-    """What /info prints."""
+    """The lines that /info prints."""
     import torch
 
     from outpace.kernels.build import loaded_kernels, why_none
@@ -167,7 +167,7 @@ def _answer_of_server(conversation: "RemoteChat", text: str) -> None:
                 stream.finish_reason = "cancelled"
             finally:
                 print(flush=True)
-    except KeyboardInterrupt:  # before the first piece
+    except KeyboardInterrupt:  # before the first piece of text
         aside("ended by cancelled")
         return
     tokens = stream.usage.get("completion_tokens", stream.pieces)
@@ -205,7 +205,7 @@ def converse(
                 has_failed = True
                 complain(error)
     if has_failed and not sys.stdin.isatty():
-        raise typer.Exit(2)  # a person has seen the error, a script has not
+        raise typer.Exit(2)  # a script needs the exit status; a person has seen the error
 
 
 def _read_line() -> str | None:

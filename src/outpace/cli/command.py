@@ -36,7 +36,7 @@ def in_words(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose help has words for values. `--model NAME` is another way to give its first argument."""
+    """A command whose help names values in words. Its first argument may also be given as `--model NAME`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return in_words(super().get_params(ctx))
@@ -44,7 +44,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(one.name == "model" and one.param_type_name == "argument" for one in self.params):
             if ctx.resilient_parsing and args and args[-1] in ALIASES:
-                args = []  # a shell completes its value: as that of the first argument
+                args = []  # the shell completes the value of --model as the first argument
             args = self._with_model_first(args)
         return super().parse_args(ctx, args)
 

@@ -57,7 +57,7 @@ def _unwell(findings: "Iterable[Finding]") -> list[str]:
 
 
 def _shown(title: str, findings: "Iterable[Finding]", as_json: bool) -> "list[Finding]":
-    """The findings, printed as they come unless they are for a machine."""
+    """Collect findings, and print each at once unless `as_json`."""
     if not as_json:
         console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
     kept = []

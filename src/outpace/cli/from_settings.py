@@ -13,8 +13,8 @@ from outpace.core.settings import default_of, settings_of
 
 @dataclass(frozen=True)
 class SettingsOptions:
-    """Fields of a settings class that a command takes as options. `defaults`: of this command, where they differ from
-    the class."""
+    """Fields of a settings class that are options of a command. `defaults`: the command's defaults that differ from the
+    class's."""
 
     kind: type
     names: Sequence[str]
@@ -45,12 +45,12 @@ class SettingsOptions:
 
 
 def options(kind: type, *names: str, **defaults: Any) -> SettingsOptions:
-    """Options for the fields of a settings class; a field with a default of this command is named by it alone."""
+    """Options for the named fields of a settings class, and for fields with a default of this command."""
     return SettingsOptions(kind, (*names, *(name for name in defaults if name not in names)), defaults)
 
 
 def option(kind: type, name: str, panel: str | None = None) -> Any:
-    """The option for a field of a settings class. A list is given one by one, by its singular: --bad-word."""
+    """The option for a field of a settings class. Items of a list are given one by one, by the singular: --bad-word."""
     about, default = settings_of(kind)[name], default_of(kind, name)
     complete = completion(name, about.choices)
     if name == "model":  # also given by --model, see `Command`
@@ -93,7 +93,7 @@ def from_settings(**groups: SettingsOptions) -> Callable[[Callable[..., None]], 
 
 
 def with_parameters(command: Callable[..., None], made: dict[str, tuple[Any, Any]]) -> Callable[..., None]:
-    """Give a command its parameters, of which typer makes options: annotation and default of each."""
+    """Add parameters to a command, which typer turns into options. `made`: annotation and default of each."""
     command.__annotations__ = {name: annotation for name, (annotation, _) in made.items()}
     kind = inspect.Parameter.KEYWORD_ONLY
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -103,7 +103,8 @@ def with_parameters(command: Callable[..., None], made: dict[str, tuple[Any, Any
 
 
 def completion(name: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
-    """What completes a value: names of methods, models and drafters, or words; None for anything else."""
+    """A function that completes a value from names of methods, models and drafters, or from `choices`; None for other
+    options."""
     known = {"method": _methods, "methods": _methods, "model": _models, "target": _models, "drafter": _drafters}
     words = known.get(name) or ((lambda: list(choices)) if choices else None)
     if words is None:

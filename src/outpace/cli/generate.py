@@ -70,7 +70,7 @@ def generate(
 
 
 def grammar_of(json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
-    """The grammar that options name, at most one of them."""
+    """The grammar of the one option that was given; None without one."""
     given = {"json-schema": json_schema, "regex": regex, "grammar": lark}
     named = [f"--{name}" for name, value in given.items() if value is not None]
     if len(named) > 1:

@@ -57,7 +57,7 @@ def methods(
         print(json.dumps({**about, "options": options, "presets": presets_of(name)}))
         return
     console.print(f"{name}: {method.summary}\nneeds {method.needs}\n")
-    # Values and default share a column, so that the sentences get most of a narrow terminal.
+    # Values and default share a column, which leaves most of a narrow terminal to the sentences.
     columns = (Column("option", is_name=True), Column("values (default)", prose=22), Column("meaning", prose=UNLIMITED))
     cells = [(one["name"], f"{one['type']} ({written(one['default'])})", one["meaning"]) for one in options]
     Sheet(columns, cells, has_lines=True).show()

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from outpace.api import Model
     from outpace.core.events import Sample
 
-# Names of files and errors have brackets, which are no markup.
+# Brackets in file names and errors are not markup.
 console, notes = Console(markup=False), Console(stderr=True, markup=False)
 
 SERVING = ("max_num_seqs", "prompt_slowdown", "enable_prefix_caching")
 LOADING = tuple(name for name in settings_of(LoadSettings) if name not in (*SERVING, "profile", "progress"))
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
-SECONDS_BETWEEN_LINES = 60  # of progress in a log file
+SECONDS_BETWEEN_LINES = 60  # between lines of progress in a log file
 PENALTIES = ("repetition_penalty", "penalty_window", "presence_penalty", "frequency_penalty", "ignore_eos")
 
 
 def loading_options(*left_out: str, **defaults: Any) -> SettingsOptions:
-    """The options of loading, but for some; with model=None the model may be left out."""
+    """The options of loading a model, except `left_out`; with model=None the model is optional."""
     return options(LoadSettings, *(name for name in LOADING if name not in left_out), **defaults)
 
 
@@ -74,13 +74,13 @@ def load(settings: LoadSettings, slots: int) -> "Model":
 
 
 def load_for(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> "Model":
-    """The model for methods that requests name, each with its own budget. None for methods that the drafter decides."""
+    """The model for methods that requests name, each with its own budget. None if the drafter decides the method."""
     return _load(replace(settings, method="plain", budget=None), methods, slots)
 
 
 def load_default(settings: LoadSettings, method: str | None, slots: int) -> "Model":
-    """As `load`, for requests that name their budget: the model's method keeps one that it names itself, as a
-    profile's does. A config still refuses a budget."""
+    """As `load`, for requests that give a budget: the model's default method keeps a budget that it names, such as a
+    profile's. A config still refuses a budget."""
     budget = None if settings.speculative_config is None else settings.budget
     return load(replace(settings, method=method, budget=budget), slots)
 
@@ -153,14 +153,15 @@ def refuse_options(context: typer.Context, names: Sequence[str], reason: str) ->
 
 
 def refuse_key(context: typer.Context, other: str) -> None:
-    """Refuse a key, which is no part of the message, where no server is asked."""
+    """Refuse an API key if no server is used; the message does not contain it."""
     if is_given(context, "api_key"):
         raise InvalidRequest(f"api_key: no server is used; name one with {other}, or leave it out")
 
 
 def quieten_transformers() -> None:
-    """Turn off its progress bars and advice, which would break the output of scripts and our own bars."""
-    # Read at import. The GGUF reader's bar has no other switch.
+    """Turn off transformers' progress bars and advice, which would disturb the output of scripts and our progress
+    bars."""
+    # Read at import; the only switch for the GGUF reader's bar.
     for variable, value in (
         ("TQDM_DISABLE", "1"),
         ("TRANSFORMERS_VERBOSITY", "error"),
@@ -175,7 +176,7 @@ def quieten_transformers() -> None:
 
 
 def complain(error: object) -> None:
-    """Print an error in one line on standard error. What a terminal would obey is escaped."""
+    """Print an error in one line on standard error. Control characters are escaped."""
     line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in " ".join(str(error).split()))
     notes.print(Text.assemble(("error:", "red"), f" {line}"), soft_wrap=True)
 
@@ -200,20 +201,20 @@ def aside(text: str) -> None:
 
 
 def working(text: str) -> Status:
-    """A spinner on a terminal, with what is being done."""
+    """A spinner with a text, on a terminal only."""
     return notes.status(Text(text))
 
 
 class Advance(Protocol):
-    """Something is done. `is_new`: in this run; else its time says nothing about what is left."""
+    """Report completed work. `is_new`: whether it was done in this run; other work does not count for the time left."""
 
     def __call__(self, count: int = 1, is_new: bool = True) -> None: ...
 
 
 @contextmanager
 def progress_bar(label: str, total: int, before: int = 0) -> Iterator[Advance]:
-    """A bar on a terminal; in a log file, and where TERM=dumb draws none, a line at every tenth of the way and every
-    minute, with the time left. `before`: what an earlier run has done of the total."""
+    """A bar on a terminal; in a log file, and where TERM=dumb draws none, a line after every tenth of the work and
+    every minute, with the time left. `before`: work of the total done by an earlier run."""
     is_drawn = notes.is_terminal and not notes.is_dumb_terminal
     columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True, disable=not is_drawn) as progress:

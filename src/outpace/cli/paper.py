@@ -75,7 +75,7 @@ def paper(
 
     if report_only:
         refuse_options(context, OF_MEASURING, "nothing is measured (--report-only)")
-    import_module("matplotlib")  # before the model is loaded, which takes long
+    import_module("matplotlib")  # fails before the model is loaded, which takes long
     wanted = {"table": table, "figure": figure, "section": section}
     names = [f"{kind} {one}" for kind, those in wanted.items() for one in those or ()]
     exhibits = chosen(read_exhibits(name), names)
@@ -143,7 +143,7 @@ def _sources(folder: Path, others: "Sequence[str]", exhibits: "Sequence[Exhibit]
 
 
 def _load_of_machine() -> dict[str, float]:
-    """Cores that other programs use, and how fast memory is read."""
+    """Cores used by other programs, and memory bandwidth."""
     import torch
 
     from outpace.doctor.machine import bandwidth

@@ -107,7 +107,7 @@ def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: Se
 
 
 def _named(context: typer.Context) -> dict[str, str | None]:
-    """Options that both servers have, where they were given."""
+    """Given options that both servers have, by vLLM's names."""
     shared = ("dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "chat_template")
     values: dict[str, str | None] = {
         name.replace("_", "-"): str(context.params[name]) for name in shared if is_given(context, name)

@@ -16,14 +16,14 @@ Out = Annotated[Path, typer.Option(help="The safetensors file to write.")]
 
 def tokenized_turns(model: str, workload: list[str], out: Path) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:
     """The turns of workloads as a model's ids, one by one, with the size of its vocabulary and its EOS ids. `out`: the
-    file that is made of them."""
+    file to make from them."""
     from outpace.data.workload import read_workloads
 
     items = read_workloads(workload)
     quieten_transformers()
     from outpace.lib.table_file import new_file
 
-    new_file(out)  # refused before texts are counted, which takes long
+    new_file(out)  # refuses the file before texts are counted, which takes long
     from outpace.models.loading.load import load_vocabulary_facts
 
     codec, vocab_size, eos = load_vocabulary_facts(model)

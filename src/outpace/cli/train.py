@@ -47,8 +47,8 @@ Config = Annotated[str | None, typer.Option(help="YAML file of settings.")]
 
 
 class TrainGroup(Group):
-    """The group `outpace train`. Some of its commands are made when the group is used: `outpace --help` must not wait
-    for pydantic, whose classes have their options, nor for drafters of other packages."""
+    """The group `outpace train`. Some of its commands are made on use: `outpace --help` must not import pydantic, whose
+    classes define their options, or drafters of other packages."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*self.made(), *super().list_commands(ctx)]
@@ -78,7 +78,7 @@ train_app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help=__doc__)
 @train_app.callback()
 def train() -> None:
     """From prompts to a drafter for your model, step by step."""
-    # As Ctrl-C does, so that what is finished is stored; by default the process would just end.
+    # SIGTERM acts as Ctrl-C, so that finished work is stored; by default the process would end at once.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
@@ -214,7 +214,7 @@ def transitions(
     from outpace.train.run import answers_hash, join
     from outpace.trees.retrieval.warm_file import TransitionRanks, save_matrix
 
-    # Refused before the target is loaded and run, which takes long.
+    # Refuses the file before the target is loaded and run, which takes long.
     new_file(out)
     items, made = read_workloads(prompts), read_about(path_of(answers))
     by_id(items)

@@ -124,7 +124,7 @@ def _profile(
 
 
 def _figures(trial: "Trial") -> dict[str, Any]:
-    """What a profile keeps of a candidate."""
+    """A candidate's figures for the profile."""
     return {
         "speedup": trial.speedup,
         "speedup_interval": trial.interval,

@@ -48,7 +48,7 @@ def warmup(
     loaded = load(loading, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
-    has_drafter = loaded.drafters.settled(method).drafter is not None  # for which gates are calibrated
+    has_drafter = loaded.drafters.settled(method).drafter is not None  # gates are calibrated only for a drafter
     with gates_open(proposer) as recorder:
         if matrix is None and (recorder is None or not has_drafter):
             raise InvalidRequest(
@@ -81,7 +81,7 @@ def warmup(
 def _calibration(
     loaded: "Model", method: str, recorder: "Recorder", budget: int, temperature: float
 ) -> "Calibration | None":
-    """Gates from what was recorded, and for what; None, and a note, where that is too little."""
+    """Gates calibrated from recorded rounds, with their conditions; None, and a note, if the rounds do not suffice."""
     from outpace.trees.gate_calibration import LEAST_ROUNDS, calibrated
     from outpace.trees.retrieval.warm_file import Calibration
 

@@ -1,4 +1,4 @@
-"""Folders of what long runs produce, in parts that are written whole or not at all; and the target's answers in one."""
+"""Folders of the results of long runs, in parts that are written completely or not at all; and stores of answers."""
 
 import json
 import os
@@ -20,15 +20,15 @@ ABOUT, CONTENTS = "about.json", "answers"
 
 
 class PartFolder:
-    """A folder of parts, and of a file that records how they were made. An interrupted run resumes after the last part.
-    `contents`: what is stored there, as users name it: "answers", "features"."""
+    """A folder of parts, with a file of the settings that made them. An interrupted run resumes after the last part.
+    `contents`: the word for the contents in errors: "answers", "features"."""
 
     def __init__(self, folder: str | Path, contents: str) -> None:
         self.path, self.contents = path_of(folder), contents
         self.format = f"outpace.{contents}"
 
     def parts(self) -> list[Path]:
-        """In the order in which they were written."""
+        """Files of the parts, in the order of writing."""
         return sorted(self.path.glob("part-[0-9][0-9][0-9][0-9][0-9].safetensors"))
 
     def check(self, about: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class PartFolder:
 
     def write(self, tensors: Mapping[str, Tensor], names: list[str]) -> Path:
         """Add a part."""
-        # Not the number of parts: a damaged one may have been deleted.
+        # The next number, not the count of parts: a damaged part may have been deleted.
         numbers = [int(part.stem.removeprefix("part-")) for part in self.parts()]
         path = self.path / f"part-{max(numbers, default=-1) + 1:05d}.safetensors"
         scratch = path.with_suffix(".tmp")
@@ -93,7 +93,7 @@ def contradiction(part: Path) -> ModelError:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file completely, or leave it as it was."""
+    """Write a file completely, or leave it unchanged."""
     scratch = path.with_suffix(".tmp")
     scratch.write_bytes(content)
     os.replace(scratch, path)
@@ -102,7 +102,7 @@ def write_whole(path: Path, content: bytes) -> None:
 @dataclass(frozen=True)
 class Conversation:
     """The target's answers to one prompt. `answers`: token ids per turn, with the EOS where the target generated it.
-    `prompt`: `WorkItem.digest` of what was answered; 0 where it is not recorded."""
+    `prompt`: `WorkItem.digest` of the answered prompt; 0 if it is not recorded."""
 
     id: str
     answers: tuple[tuple[int, ...], ...]
@@ -110,8 +110,8 @@ class Conversation:
 
 
 class AnswerStore:
-    """A folder of answers. `folder`: new, or of an earlier run with the same settings. `done`: ids of the prompts that
-    are answered, with `Conversation.prompt`."""
+    """A folder of answers. `folder`: new, or of an earlier run with the same settings. `done`: ids of the answered
+    prompts, with `Conversation.prompt`."""
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any]) -> None:
         self._files, self.about = PartFolder(folder, CONTENTS), dict(about)

@@ -16,7 +16,7 @@ BUILT_IN = "builtin"
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One prompt of a workload. Its category is what the file says of it."""
+    """One prompt of a workload. Its category is that in the file."""
 
     id: str
     dataset: str
@@ -26,7 +26,7 @@ class WorkItem:
 
     @property
     def digest(self) -> int:
-        """A hash of what is asked, from 1 on."""
+        """A hash of the prompt, at least 1."""
         asked = json.dumps([self.turns, self.raw]).encode()
         return 1 + int.from_bytes(hashlib.blake2b(asked, digest_size=7).digest(), "little")
 
@@ -42,8 +42,8 @@ class WorkItem:
 
 
 def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
-    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" are a few prompts of this package. `limit`: if `spec`
-    has none; None for all."""
+    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" are a few prompts of this package. `limit`: used if
+    `spec` has none; None for all."""
     name, _, ending = spec.rpartition(":")
     if (count := as_count(ending)) is None:
         name = spec
@@ -59,7 +59,7 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"workload {name!r}: cannot be read as UTF-8 text: {error}") from error
-    # Not splitlines: JSON strings may hold separators, such as U+2028, that it takes for ends of lines.
+    # Not splitlines, which also splits at separators that JSON strings may hold, such as U+2028.
     items = [_read_line(name, number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not items:
         raise InvalidRequest(f"workload {name!r}: no prompts in it")
@@ -109,7 +109,7 @@ def _read_line(name: str, number: int, line: str) -> WorkItem:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise InvalidRequest(f"{where}: needs 'turns', a list of non-empty strings")
     for turn in turns:
-        check_text(f"{where}: turns", turn)  # now, not when a run comes to it: JSON may hold half a surrogate pair
+        check_text(f"{where}: turns", turn)  # early, not in the middle of a run: JSON may hold half a surrogate pair
     check_flags(**{f"{where}: raw": row.get("raw", False)})
     dataset = str(row.get("dataset", Path(name).stem))
     name, category = str(row.get("id", f"{dataset}-{number}")), str(row.get("category", ""))

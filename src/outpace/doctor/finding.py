@@ -1,4 +1,4 @@
-"""What an examination finds: a measurement, what it means, and what to do about it."""
+"""A finding of the doctor: a measurement, a verdict, and a remedy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ Verdict = Literal["fine", "look here"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `verdict`: "fine", or "look here" where it costs speed or exactness. `remedy`: what
-    to do, as a sentence with a command or a setting; empty where it is fine."""
+    """The result of one examination. `verdict`: "fine", or "look here" if speed or exactness is lost. `remedy`: a
+    sentence with a command or a setting; empty if the verdict is "fine"."""
 
     name: str
     measured: str
@@ -29,5 +29,5 @@ def finding(name: str, measured: str, remedy: str = "", **figures: Any) -> Findi
 
 
 def counted(number: int, word: str) -> str:
-    """A number of things in words, as in "1 thread" and "2 threads"."""
+    """A number with its noun, such as "1 thread" and "2 threads"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -30,8 +30,8 @@ _WAKES, _PAUSE_S = 60, 0.001
 
 @dataclass(frozen=True)
 class Others:
-    """What other processes use. `cores`: of the processors that this process may run on, how many others used.
-    `busiest`: the process that used most, as "name (pid)"; empty where none is seen."""
+    """Use by other processes. `cores`: how many of the processors allowed to this process they used. `busiest`: the
+    process that used most, as "name (pid)"; empty if none was seen."""
 
     cores: float
     busiest: str
@@ -51,7 +51,8 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def cores(found: Processors, threads: int, busy: float = 0.0) -> Finding:
-    """Threads against cores, affinity and the limit of a container. `threads`: threads that share a pass."""
+    """The number of threads compared with cores, affinity and a container's limit. `threads`: threads that share a
+    pass."""
     limit = "no cgroup limit" if found.quota is None else f"cgroup limit {found.quota:g}"
     measured = (
         f"{cpu_name()}: {counted(found.logical, 'processor')}, {found.allowed} allowed by affinity on "
@@ -73,7 +74,7 @@ def cores(found: Processors, threads: int, busy: float = 0.0) -> Finding:
 
 
 def instructions(flags: str) -> Finding:
-    """Instructions for products, and variables that keep libraries from using some of them."""
+    """The CPU's instructions for products, and variables that disable some of them in libraries."""
     present = instruction_sets(flags)
     variable, lost = held_down(present)
     measured, remedy = ", ".join(present) or "none that are known", ""
@@ -84,14 +85,15 @@ def instructions(flags: str) -> Finding:
 
 
 def kernels() -> Finding:
-    """Whether compiled kernels are in use, for which instructions; if this process built them, how long that took."""
+    """Whether compiled kernels are in use, for which instructions; and the seconds of their build, if this process made
+    it."""
     if compiled.loaded_kernels() is None:
         return finding(
             "kernels", f"torch's operations: {compiled.why_none()}", compiled.kernels_remedy(), compiled=False
         )
     build = compiled.build()
     when = f" in {build.seconds:.1f} s now" if build.seconds else ""
-    home, path = Path(os.path.expanduser("~")), build.path  # Path.home() fails where there is none
+    home, path = Path(os.path.expanduser("~")), build.path  # Path.home() fails without a home folder
     short = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else path
     measured = f"compiled, {build.reason}{when}; kept as {short}"
     return finding("kernels", measured, compiled=True, level=build.level, build_seconds=build.seconds, path=str(path))
@@ -112,8 +114,8 @@ def waiting(threads: int) -> Finding:
 
 
 def other_processes(seconds: float = _LOOK_SECONDS) -> Others:
-    """What other processes use of the processors, including time that the host takes from a virtual machine. `seconds`:
-    how long to look; nothing is computed meanwhile."""
+    """Measure processor use by other processes, including time that a virtual machine's host takes. `seconds`: how long
+    to measure; nothing is computed meanwhile."""
     me = psutil.Process()
     allowed = me.cpu_affinity() if hasattr(me, "cpu_affinity") else range(psutil.cpu_count() or 1)
     before, own, started = _used_seconds(), os.times(), perf_counter()
@@ -148,7 +150,7 @@ def other_work(found: Others, allowed: int, threads: int) -> Finding:
 
 
 def wake_microseconds(threads: int) -> float:
-    """How much longer a small product takes on sleeping threads than on one: median, in microseconds."""
+    """Median microseconds that a small product takes longer on sleeping threads than on one thread."""
     weight = torch.ones(64, 64)
     has_kernels = compiled.loaded_kernels() is not None
     product = KernelLinear(weight, None, Kind.FLOAT32) if has_kernels else torch.nn.Linear(64, 64).requires_grad_(False)
@@ -195,8 +197,8 @@ def memory(one: float, together: float, threads: int) -> Finding:
 
 
 def fastest(works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """Seconds of the fastest call of each: called in turns for some time, at least three times each. Other processes
-    only ever add time."""
+    """Seconds of each function's fastest call. They are called in turns for `seconds`, at least three times each. The
+    fastest counts, since other processes can only add time."""
     times: list[list[float]] = [[] for _ in works]
     while len(times[0]) < _LEAST_REPEATS or sum(map(sum, times)) < seconds:
         for work, own in zip(works, times, strict=True):

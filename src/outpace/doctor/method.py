@@ -33,9 +33,9 @@ class Comparison:
 
     Attributes:
         different: prompts for which its tokens differ from plain decoding's.
-        plain, drafted: figures of both, as `bench.report.summarise` gives them. With them `by_position`, the share of
-            steps in which the draft at each depth was accepted, and `own_accepted`, accepted drafts per step that were
-            not retrieved.
+        plain, drafted: figures of both from `bench.report.summarise`, and in addition `by_position`, the share of steps
+            in which the draft at each depth was accepted, and `own_accepted`, accepted drafts per step that were not
+            retrieved.
     """
 
     method: str
@@ -77,9 +77,9 @@ def examine_method(model: Model, prompts: str = PROMPTS, tokens: int = TOKENS) -
 
 
 def compare(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -> Comparison:
-    """Decode prompts with a method and with plain decoding, interleaved. From then on the model's engine shares no
-    common beginnings of prompts, so that the second to decode a prompt gains nothing. `items`: prompts, of which the
-    first turns are asked, as text where the model has no chat template."""
+    """Decode prompts with a method and with plain decoding, interleaved. The model's prefix cache stays off afterwards,
+    so that the second method to decode a prompt has no advantage. `items`: prompts, of which first turns are decoded,
+    as raw text if the model has no chat template."""
     model.engine.shares_prefixes = False
     asked = tuple(_fitting(model, item, tokens) for item in items)
     params = SamplingParams(max_new_tokens=tokens)
@@ -173,11 +173,11 @@ class DrafterFacts:
 
     Attributes:
         taps: hidden states of the target that it reads.
-        positions: tokens of a request beyond which it drafts nothing; None where unknown.
+        positions: length of a request from which it drafts nothing; None if unknown.
         trained_for, trained_template: the target and the fingerprint of its chat template in training; None where
             unknown.
         template: fingerprint of the target's own chat template; None without one.
-        table_bytes: of Domino's table of gates; 0 without one.
+        table_bytes: bytes of Domino's table of gates; 0 without one.
     """
 
     fingerprint: str

@@ -23,7 +23,7 @@ from outpace.models.target import PackedTarget
 
 FEWER_BITS = "use a GGUF file or --quantize int4 (int8 stays closer to the full weights)"
 ROWS, CONTEXT, SECONDS = 16, 64, 2.0
-_SMALL_MS = 2.0  # below it fixed costs decide, and there is nothing to gain
+_SMALL_MS = 2.0  # below this, fixed costs dominate and nothing can be gained
 _SLOW_READ, _EXPENSIVE_ROWS, _MUCH_OVERHEAD = 2.5, 2.5, 0.4
 
 
@@ -45,12 +45,12 @@ def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Findin
 
 @dataclass(frozen=True)
 class Precision:
-    """What a model is stored and computed in.
+    """The formats in which a model is stored and computed.
 
     Attributes:
         quantize: as of `choose_quantization`.
         device: "cpu" or "cuda".
-        held_by: the variable that disables the CPU's instructions for bfloat16; empty if none does.
+        held_by: the environment variable that disables the CPU's bfloat16 instructions; empty if none does.
         has_kernels: whether compiled kernels multiply: they have fewer bits, and widen stored bfloat16.
     """
 
@@ -78,7 +78,7 @@ def precision_of(target: PackedTarget) -> Precision:
 
 
 def dtype(precision: Precision) -> Finding:
-    """Whether a CPU has instructions for what it is asked to multiply."""
+    """Whether a CPU has instructions for products in the model's formats."""
     stored, computed = (str(one).removeprefix("torch.") for one in (precision.stored, precision.computed))
     measured = stored if stored == computed else f"{stored} weights, computed in {computed}"
     formats = {"none": "", "file": ", products in the file's formats"}
@@ -128,9 +128,9 @@ class MeasuredPasses:
     """The fastest of several passes of each kind, in milliseconds.
 
     Attributes:
-        one, many: of 1 and of ROWS rows after CONTEXT tokens, with the LM head.
+        one, many: passes of 1 row and of ROWS rows after CONTEXT tokens, with the LM head.
         linears: the products of a pass of one row alone, called one by one.
-        weight_bytes: that a pass of one row reads.
+        weight_bytes: bytes of weights that a pass of one row reads.
     """
 
     one: float
@@ -162,7 +162,7 @@ def measured_passes(target: PackedTarget, slot: int, seconds: float = SECONDS) -
 
 
 def products_of_a_row(target: PackedTarget) -> list[nn.Module]:
-    """The linear layers whose weights one row reads; of a mixture's experts as many as a row is sent to."""
+    """The linear layers whose weights one row reads; of a mixture's experts only as many as one row uses."""
     idle: set[nn.Module] = set()
     for module in target.decoder.modules():
         if isinstance(module, PackedExperts):
@@ -187,7 +187,7 @@ def reading(times: MeasuredPasses, bandwidth: float, remedy: str) -> Finding:
 
 
 def rows(times: MeasuredPasses, is_quantized: bool, can_quantize: bool) -> Finding:
-    """What 16 rows cost relative to one: what a round of drafts must gain."""
+    """The cost of 16 rows relative to one, which a round of drafts must gain."""
     ratio = times.many / times.one
     measured = f"{times.many:.1f} ms, {ratio:.1f} times a pass of one row"
     remedy = ""
@@ -221,8 +221,8 @@ def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
 
 
 def pass_remedies(target: PackedTarget, problems: Sequence[str]) -> tuple[str, str]:
-    """What makes passes of a model cheaper here, and what reduces their overhead. `problems`: names of findings about
-    the machine that need a look: they come first."""
+    """Remedies that make a model's passes cheaper here, and remedies that reduce their overhead. `problems`: names of
+    findings about the machine that need a look: they come first."""
     if loaded_kernels() is None:
         return kernels_remedy(), kernels_remedy()
     if target.compiled is None:

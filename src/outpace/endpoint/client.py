@@ -13,13 +13,13 @@ from outpace.lib.checks import check_api_key
 from outpace.lib.errors import InvalidRequest, ModelError
 
 DONE = "[DONE]"
-THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what a model thinks before its answer
+THOUGHTS = ("reasoning_content", "reasoning")  # fields with a model's thoughts before its answer
 
 
 def events(chunks: Iterable[bytes]) -> Iterator[str]:
     """The data of each event (WHATWG HTML, section 9.2), comments and other fields left out.
 
-    Lines are cut here and not by httpx, for which a line ends at U+2028 too, and JSON strings may hold that.
+    Lines are split here and not by httpx, which also splits at U+2028, and JSON strings may hold that.
     """
     rest, data = b"", []
     for chunk in chunks:
@@ -40,7 +40,7 @@ class AnswerStream:
         pieces: how many pieces it came in.
         finish_reason: why the answer ended; None before.
         usage: the server's counts of tokens, empty if it sends none.
-        report: what speculation did, where an outpace server was asked.
+        report: an outpace server's counts of speculation, if requested.
     """
 
     def __init__(self, response: httpx.Response, url: str, retries: int = 0) -> None:
@@ -54,7 +54,7 @@ class AnswerStream:
         """Pieces that are not empty.
 
         Raises:
-            ModelError: no stream of the API's chunks, one that breaks off, or an error of the server in it.
+            ModelError: the response is no stream of the API's chunks, breaks off, or contains an error of the server.
         """
         try:
             if "text/event-stream" not in self._response.headers.get("Content-Type", ""):
@@ -75,7 +75,7 @@ class AnswerStream:
             raise self._broken("it ended without a finish_reason")
 
     def _take(self, data: str) -> str:
-        """The text of a chunk, whose facts are noted."""
+        """The text of a chunk; its other fields are stored."""
         try:
             chunk = json.loads(data)
             if chunk.get("error"):
@@ -98,7 +98,7 @@ class AnswerStream:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """What a choice of a chunk adds, the model's thoughts included."""
+    """The text that a chunk's choice adds, the model's thoughts included."""
     if "delta" not in choice:
         return choice.get("text") or ""
     delta = choice["delta"] or {}
@@ -110,7 +110,7 @@ FIRST_PAUSE_S = 0.5  # doubled after every failure, unless the server names a ti
 LONGEST_PAUSE_S = 60.0
 TIMEOUT_S = 600.0  # without a byte
 CONNECT_S = 10.0
-REFUSALS = (400, 413, 422)  # of a request, such as a prompt that is too long
+REFUSALS = (400, 413, 422)  # statuses that refuse a request, such as one with a too long prompt
 BUSY = (429, 503)
 KEY_REFUSED = (401, 403)
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -120,21 +120,21 @@ Body = Mapping[str, Any]
 
 
 class ServerAway(ModelError):
-    """A server that cannot be reached, or stays busy."""
+    """The server cannot be reached, or stays busy."""
 
 
 class Endpoint:
-    """An OpenAI-compatible server. Any thread may ask; close it, or use it as a context manager.
+    """An OpenAI-compatible server. Any thread may send requests. Close it, or use it as a context manager.
 
     Args:
-        url: base of the API, as "http://host:8000/v1"; where it has no path, /v1 is meant.
-        api_key: sent as a bearer token; of several with spaces between, as a server may read them from the same
-            variable, the first.
-        patient: whether a server that cannot be reached or fails is asked again, as a busy one always is.
+        url: base of the API, such as "http://host:8000/v1"; /v1 is added if there is no path.
+        api_key: sent as a bearer token; the first of several separated by spaces, as a server reads them from the same
+            variable.
+        patient: whether to retry if the server cannot be reached or fails, as always if it is busy.
 
     Raises:
-        InvalidRequest: no address of HTTP, a key that HTTP cannot carry, or proxies or certificates in the environment
-            that cannot be used.
+        InvalidRequest: an invalid URL, a key that HTTP cannot carry, or unusable proxies or certificates in the
+            environment.
     """
 
     def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
@@ -177,7 +177,7 @@ class Endpoint:
             choice = response.json()["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"]["content"]
             if text is None and choice.get("token_ids"):
-                text = ""  # of a model whose thoughts come apart, and did not end
+                text = ""  # for a model with separate thoughts that did not end
             if not isinstance(text, str):
                 raise TypeError("an answer that is no text")
             return text, choice
@@ -209,7 +209,7 @@ class Endpoint:
         return self._whole("GET", f"{base}/{path}", None)
 
     def probe(self, path: str, at_root: bool = False) -> httpx.Response | None:
-        """As `get`, for what a server need not have or show: None where it does not.
+        """As `get`, for an optional page: None if the server does not have or show it.
 
         Raises:
             ServerAway: it cannot be reached, or stays busy.
@@ -222,7 +222,7 @@ class Endpoint:
             return None
 
     def _whole(self, method: str, url: str, body: Body | None) -> httpx.Response:
-        """A response that is read and closed."""
+        """A complete response, already closed."""
         response, _ = self._send(method, url, body)
         try:
             response.read()
@@ -233,7 +233,7 @@ class Endpoint:
         return response
 
     def _send(self, method: str, url: str, body: Body | None) -> tuple[httpx.Response, int]:
-        """An open response of status 200, and how many times the server was busy."""
+        """An open response with status 200, and the number of failed attempts before it."""
         request = self._request(method, url, body)
         for attempt in range(ATTEMPTS):
             pause, caught = FIRST_PAUSE_S * 2**attempt, None
@@ -288,7 +288,7 @@ def _base(url: str) -> str:
 
 
 def _message(response: httpx.Response) -> str:
-    """Status and message of a refusal, which is read and closed."""
+    """Status and message of a refusal; the response is read and closed."""
     text = ""
     try:
         response.read()
@@ -298,14 +298,14 @@ def _message(response: httpx.Response) -> str:
         message = error.get("message") if isinstance(error, dict) else error
         text = message if isinstance(message, str) else text
     except (ValueError, httpx.RequestError):
-        pass  # no JSON: the text itself; a body that breaks off: the status alone
+        pass  # without JSON, the text itself; if the body breaks off, only the status
     finally:
         response.close()
     return f"HTTP {response.status_code}" + (f": {text}" if text else "")
 
 
 def _retry_after(response: httpx.Response, otherwise: float) -> float:
-    """Seconds that the server asks to wait; its other form, a date, is not read."""
+    """Seconds that the server asks to wait, `otherwise` without them; the header's other form, a date, is ignored."""
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isdigit() else otherwise
 

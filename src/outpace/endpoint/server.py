@@ -15,10 +15,10 @@ from outpace.lib.errors import InvalidRequest, ModelError
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers.
+    """A server that was found.
 
     Attributes:
-        default_method: of our own servers; None for others, which take no methods.
+        default_method: the default of an outpace server; None for other servers, which take no methods.
     """
 
     model: str
@@ -35,13 +35,13 @@ def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
     """The server at an endpoint; `model` is the name to request, by default its only one.
 
     Raises:
-        InvalidRequest: no name was given, and it has several.
+        InvalidRequest: no name was given, and the server has several models.
         ModelError: no OpenAI-compatible server is there, or it refuses the key.
     """
     models = _models(endpoint)
     default = _json(endpoint.probe("outpace/methods")).get("default")
     facts = _json(endpoint.probe("outpace/info") if default else endpoint.probe("version", at_root=True))
-    model = model or (facts.get("model") if default else None)  # one of ours has one model, which may have many names
+    model = model or (facts.get("model") if default else None)  # an outpace server has one model of many names
     if model is None and len(models) != 1:
         raise InvalidRequest(f"model: the server has {', '.join(models) or 'none'}; name the one to ask")
     return Server(model or models[0], default, facts)
@@ -62,7 +62,7 @@ def _models(endpoint: Endpoint) -> list[str]:
 
 
 def _json(response: httpx.Response | None) -> dict[str, Any]:
-    """The object that a response holds, empty where there is none."""
+    """The JSON object in a response, empty without one."""
     try:
         found = {} if response is None else response.json()
     except ValueError:
@@ -90,8 +90,8 @@ class SpeculationCounts:
 
 
 def read_counts(text: str) -> SpeculationCounts | None:
-    """The counters in a page of metrics, in Prometheus's text format; None where speculation is not counted, or the
-    page is another one: LM Studio answers every path with status 200."""
+    """The counters in a page of metrics, in Prometheus's text format; None if speculation is not counted, or it is no
+    page of metrics: LM Studio answers every path with status 200."""
     from prometheus_client.parser import text_string_to_metric_families
 
     totals = {DRAFTED: 0.0, ACCEPTED: 0.0}
@@ -115,7 +115,7 @@ def read_counts(text: str) -> SpeculationCounts | None:
 
 
 def speculation_counts(endpoint: Endpoint) -> SpeculationCounts | None:
-    """The counters of a server now; None where it has no metrics, or does not count speculation."""
+    """A server's current counters; None if it has no metrics, or does not count speculation."""
     response = endpoint.probe("metrics", at_root=True)
     return None if response is None else read_counts(response.text)
 
@@ -136,7 +136,7 @@ OPTIONAL = (
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """Fields of a request's body."""
+    """Sampling parameters as fields of a request's body."""
     fields: dict[str, Any] = {"max_tokens": params.max_new_tokens, "temperature": params.temperature}
     standard = SamplingParams()
     for name in OPTIONAL:
@@ -146,7 +146,7 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def speculation_fields(method: str | None, budget: int | None = None) -> dict[str, Any]:
-    """The extension of an outpace server: method and budget where they are named, and a report of what they did."""
+    """The field "outpace" of a request: method and budget, if given, and a request for a report."""
     chosen = {"method": method, "budget": budget, "report": True}
     return {"outpace": {name: value for name, value in chosen.items() if value is not None}}
 
@@ -155,7 +155,7 @@ class RemoteChat:
     """A conversation with a server, as `outpace.Chat` with a local model.
 
     Args:
-        fields: of all requests, as of `sampling_fields` and, for our own servers, of `speculation_fields`.
+        fields: of all requests, from `sampling_fields` and, for outpace servers, `speculation_fields`.
         system: a message that opens the conversation.
 
     Attributes:
@@ -171,10 +171,10 @@ class RemoteChat:
 
     @contextmanager
     def send(self, text: str) -> Iterator[AnswerStream]:
-        """Send a message and stream the answer. Leaving the block early cancels it; what came of it stays.
+        """Send a message and stream the answer. Leaving the block early cancels the answer; its text so far is kept.
 
         Raises:
-            InvalidRequest, ModelError: as `Endpoint.stream`; the conversation is as it was before the call.
+            InvalidRequest, ModelError: as `Endpoint.stream`; the conversation is unchanged.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         with self._endpoint.stream("chat/completions", self._fields | {"messages": messages}) as stream:
@@ -182,5 +182,5 @@ class RemoteChat:
         self.messages = [*messages, {"role": "assistant", "content": stream.text}]
 
     def reset(self) -> None:
-        """Forget the conversation but for the system message."""
+        """Forget the conversation except the system message."""
         self.messages = list(self._opening)

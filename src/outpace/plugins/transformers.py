@@ -59,7 +59,7 @@ def custom_generate(
     seed: int | None = None,
     pack: bool = False,
 ) -> "CustomGenerate":
-    """What to pass to transformers' `generate(..., custom_generate=...)`. Make it once: methods learn over its calls.
+    """A function for transformers' `generate(..., custom_generate=...)`. Make it once: methods learn over its calls.
 
     `generate` then returns what it would have returned, [B, L] ids or a `GenerateDecoderOnlyOutput` with `sequences`,
     only faster: greedy ids equal its own up to rounding, sampled ids follow the same distribution. The model is not
@@ -108,7 +108,7 @@ class CustomGenerate:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What `generate` looks at for arguments of ours; when it does, the tokenizer is brought back (see below)."""
+        """The signature in which `generate` finds our arguments. Reading it also restores the tokenizer (see below)."""
         _bring_tokenizer_back()
         return inspect.signature(self.__call__)
 
@@ -124,8 +124,8 @@ class CustomGenerate:
         tokenizer: PreTrainedTokenizerBase | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode prompts [B, P], padded on the left; returns [B, P + N] as `generate` does. The tokenizer is for
-        `generate`, which makes a criterion of stop strings with it."""
+        """Decode prompts [B, P], padded on the left; returns [B, P + N] as `generate` does. Only `generate` uses the
+        tokenizer, for its criterion of stop strings."""
         arguments = _left_behind()
         streamer = streamer or arguments.get("streamer")
         if synced_gpus or arguments.get("synced_gpus"):
@@ -145,7 +145,7 @@ class CustomGenerate:
         target = borrow_target(model, longest, len(prompts), self.pack)
         if target.device.type == "cpu":
             warn_of_spinning()
-        # Ids that the model does not have end nothing, here as in stock `generate`.
+        # Ids outside the vocabulary end nothing, as in stock `generate`.
         options["eos_token_ids"] = tuple(token for token in stops.eos_token_ids if 0 <= token < target.vocab_size)
         requests = self._requests(prompts, options)
         engine = Engine(target)
@@ -169,9 +169,9 @@ class CustomGenerate:
     def _requests(
         self, prompts: Sequence[Sequence[int]], options: dict[str, Any]
     ) -> list[tuple[list[int], SamplingParams]]:
-        """Rows with the same prompt, and their parameters: one request with as many samples.
+        """Indices of rows with the same prompt, and their parameters: one request with a sample per row.
 
-        `num_return_sequences` arrives as repeated rows. Rows of their own request would share their noise.
+        `num_return_sequences` arrives as repeated rows. As separate requests they would share their noise.
         """
         requests, is_drawn = list[tuple[list[int], SamplingParams]](), self.seed is None and options["temperature"] > 0
         for members in places_of(map(tuple, prompts)).values():
@@ -198,7 +198,7 @@ def _left_behind() -> dict[str, Any]:
     """Arguments of `generate` that matter here but that it does not pass on to a callable.
 
     Up to transformers 5.17 at least, `streamer`, `assistant_model` and `synced_gpus` stay in `generate` when
-    `custom_generate` is a callable. To ignore them would be silent: a streamer that never ends, an assistant unused.
+    `custom_generate` is a callable. Ignored, they would fail silently: a streamer never ends, an assistant is unused.
     """
     frame = inspect.currentframe()
     caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
@@ -208,10 +208,10 @@ def _left_behind() -> dict[str, Any]:
 
 
 def _bring_tokenizer_back() -> None:
-    """Put `tokenizer=` back among the arguments from which `generate` takes what a callable asks for.
+    """Put `tokenizer=` back among the arguments that `generate` passes to a callable.
 
-    Up to transformers 5.17 at least it is taken out before, lost for callables, and then missed: stop strings would be
-    refused for want of it.
+    Up to transformers 5.17 at least it is removed before and lost for callables, and stop strings are then refused
+    because it is missing.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "_extract_generation_mode_kwargs":
@@ -223,11 +223,11 @@ def _bring_tokenizer_back() -> None:
 
 
 class BatchRow:
-    """A prompt and the ids generated after it. The padding counts, as stop strings of stock `generate` may lie in it.
+    """A prompt and the ids generated after it. With padding, which stock `generate` also searches for stop strings.
 
     Attributes:
         new: generated ids.
-        end: how many of them there are when the row ends; None before.
+        end: number of ids at which the row ended; None before.
     """
 
     def __init__(self, session: Session, prompt: Tensor, criteria: Sequence[StopStringCriteria]) -> None:
@@ -251,8 +251,8 @@ class BatchRow:
 class BatchRows:
     """The rows of one call, and a streamer that gets a column as soon as all rows have it.
 
-    `pad` fills up rows that ended before others; with None they continue instead, as in stock `generate` when nothing
-    but a stop string or a length ends a row.
+    `pad` fills up rows that ended before others; with None they continue instead, as in stock `generate` if only a stop
+    string or a length ends a row.
     """
 
     def __init__(self, rows: Sequence[BatchRow], pad: int | None, streamer: BaseStreamer | None) -> None:
@@ -265,7 +265,7 @@ class BatchRows:
             for row in self._rows:
                 row.follow()
                 if row.session.error is not None:
-                    engine.result(row.session)  # raises it: rows that no EOS ends would wait for this one forever
+                    engine.result(row.session)  # raises its error: rows without an EOS would wait for it forever
                 if row.end is not None and self._pad is not None:
                     engine.cancel(row.session)
             self._stream()
@@ -305,11 +305,11 @@ class BatchRows:
 
 
 # The processors that we compute too, in the order in which `generate` applies them: the field of `SamplingParams`, and
-# its value read from the processor and the width of the prompts, padding included. Fields that `SamplingParams` does
-# not have yet are refused by it, by name.
+# its value read from the processor and the width of the prompts, padding included. `SamplingParams` refuses fields that
+# it does not have, by name.
 PROCESSORS: dict[type[LogitsProcessor], tuple[str, Callable[[Any, int], Any]]] = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", lambda processor, width: processor.penalty),
-    # Without those that are one EOS id, which the processor takes out.
+    # Without bad words of a single EOS id, which the processor drops.
     NoBadWordsLogitsProcessor: ("bad_words_ids", lambda processor, width: list(processor.sequence_bias)),
     MinLengthLogitsProcessor: ("min_new_tokens", lambda processor, width: max(processor.min_length - width, 0)),
     MinNewTokensLengthLogitsProcessor: (
@@ -331,8 +331,8 @@ RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidde
 
 @dataclass(frozen=True)
 class Stops:
-    """Where answers end: width of the whole rectangle, padding included, and the ids and the criteria of stop strings
-    that end a row."""
+    """Conditions that end answers: the width of all rows, padding included, and the ids and stop-string criteria that
+    end one."""
 
     max_length: int
     eos_token_ids: tuple[int, ...]
@@ -340,7 +340,7 @@ class Stops:
 
 
 def check_config(model: PreTrainedModel, config: GenerationConfig, assistant: object | None) -> None:
-    """Refuse ways of generating that are not greedy decoding or sampling, and results that we do not have."""
+    """Refuse modes other than greedy decoding and sampling, and results that we cannot return."""
     if model.config.is_encoder_decoder:
         raise InvalidRequest(f"{type(model).__name__} is an encoder-decoder: only decoder-only models are supported")
     text = model.config.get_text_config()
@@ -361,7 +361,7 @@ def check_config(model: PreTrainedModel, config: GenerationConfig, assistant: ob
 
 
 def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int) -> dict[str, Any]:
-    """Options of `SamplingParams` that are equivalent to logits processors, for prompts of a width with padding.
+    """Options of `SamplingParams` equivalent to logits processors. `width`: of the prompts, padding included.
 
     Raises:
         InvalidRequest: a processor that we do not compute, has unusual settings, or stands in another order.
@@ -370,7 +370,7 @@ def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int
     for processor in processors:
         kind = type(processor)
         if kind is LogitNormalization:
-            continue  # scores are normalised before a token is drawn in any case
+            continue  # scores are always normalised before a token is drawn
         if kind not in PROCESSORS:
             raise InvalidRequest(f"{kind.__name__}: this logits processor is not supported; leave it out")
         unusual = [name for name, value in USUAL_SETTINGS.items() if getattr(processor, name, value) != value]
@@ -383,7 +383,7 @@ def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int
         last = order.index(kind)
         option, read = PROCESSORS[kind]
         value = read(processor, width)
-        options[option] = max(value, options.get(option, value))  # both minima may be there: the larger one holds
+        options[option] = max(value, options.get(option, value))  # if both minima are given, the larger one holds
     return {"temperature": 1.0} | options if do_sample else options | {"temperature": 0.0}
 
 
@@ -393,8 +393,8 @@ def check_agreement(
     options: dict[str, Any],
     rows: Iterable[tuple[list[int], list[int]]],
 ) -> None:
-    """Refuse what our options cannot express (InvalidRequest): a minimum that bans other ids than those that end the
-    answer, a repetition penalty that padding gets too. `rows`: ids of each row, with padding and without."""
+    """Refuse what our options cannot express (InvalidRequest): a minimal length that bans other ids than those that end
+    the answer, a repetition penalty on padding. `rows`: ids of each row, with padding and without."""
     for processor in processors:
         if isinstance(processor, MinLengthLogitsProcessor | MinNewTokensLengthLogitsProcessor):
             ids, ends = processor.eos_token_id.flatten().tolist(), list(stops.eos_token_ids)
@@ -409,7 +409,7 @@ def check_agreement(
 
 
 def stops_of(criteria: Iterable[StoppingCriteria]) -> Stops:
-    """The limits that stopping criteria stand for."""
+    """The conditions in stopping criteria that end answers."""
     lengths, eos, strings = list[int](), list[int](), list[StopStringCriteria]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:

@@ -1,4 +1,4 @@
-"""For tests of a method or a shape: a toy target, exact sources and drafters, and the lossless assertion."""
+"""Tools to test a method or a shape: a toy target, exact sources and drafters, and the lossless assertion."""
 
 from outpace.testing.drafters import AdversaryDrafter, OracleDrafter
 from outpace.testing.lossless import assert_lossless, decode

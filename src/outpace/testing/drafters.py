@@ -33,7 +33,7 @@ class OracleDrafter(BaseProposer):
         self.observations = []
 
     def continuation(self, ids: Sequence[int]) -> list[int]:
-        """What follows `ids` in the sequence that begins with them; empty if none does."""
+        """The tokens after `ids` in the sequence that begins with them; empty if none does."""
         for sequence in self._sequences:
             if sequence[: len(ids)] == list(ids):
                 return sequence[len(ids) :]
@@ -77,7 +77,7 @@ class AdversaryDrafter(OracleDrafter):
             if is_right[parent] and depth <= len(known) and self._random.random() < self._truth:
                 token = known[depth - 1]
             if any(parents[node] == parent and tokens[node] == token for node in range(len(tokens))):
-                continue  # a sibling has this token already
+                continue  # a sibling already has this token
             parents.append(parent)
             depths.append(depth)
             tokens.append(token)

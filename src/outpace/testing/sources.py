@@ -64,12 +64,12 @@ class ToySource(BaseSource):
 
     Args:
         distribution: of the next token.
-        noise: draw its scores with the noise of sampled requests.
+        noise: whether scores include the keyed noise of sampled requests.
         limit: maximum depth, like the end of a draft model's context.
 
     Attributes:
         expands: number of calls of `expand`, over all rounds.
-        said: the candidates of this round: by request and path of the node, the score of each token.
+        said: scores of this round's candidates, by request and path of the node, then by token.
     """
 
     def __init__(self, distribution: Logits, noise: bool = True, limit: int = 1 << 30) -> None:
@@ -111,7 +111,7 @@ class ToySource(BaseSource):
         self.said, self._before = {}, []
 
     def _nodes(self, states: Sequence[ToyState], frontier: Frontier) -> list[tuple[int, Path]]:
-        """Checks the frontier; request and path of each node."""
+        """Check the frontier. Returns request and path of each node."""
         owners, parents, tokens = list(frontier.owners), list(frontier.parents), frontier.tokens.tolist()
         assert owners, "an empty frontier is asked for"
         assert owners == sorted(owners), f"owners {owners} do not ascend"

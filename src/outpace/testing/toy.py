@@ -14,7 +14,7 @@ from outpace.sampling.noise import noise_key, uniform
 
 
 class ToyMemory:
-    """What the slots of a toy hold: a row for each id that was ever committed there since it was trimmed."""
+    """The memory of a toy's slots: a row for each id that was committed to a slot since it was last trimmed."""
 
     def __init__(self, committed: dict[int, list[int]], budget: int | None) -> None:
         self.budget, self._committed, self._held = budget, committed, dict.fromkeys(committed, 0)
@@ -110,7 +110,7 @@ class ToyTarget:
         return outputs
 
     def node_logits(self, slot: int, tree: DraftTree, node: int) -> Tensor:
-        """[V] logits after one node; the successor of node i stands at committed length + depth + 1."""
+        """[V] logits after one node; the successor of node i has position committed length + depth + 1."""
         path = tree.topology.path(node)
         ids = self.committed[slot] + tree.tokens[list(path)].tolist()
         return self.logits(ids, len(self.committed[slot]) + tree.topology.depths[node] + 1)
@@ -136,5 +136,5 @@ def toy_context(vocab_size: int) -> BuildContext:
 
 
 def no_draft_model() -> NoReturn:
-    """Takes the place of the loader of a draft model."""
+    """Replaces the loader of a draft model; fails if it is called."""
     raise AssertionError("this method needs no draft model")

@@ -1,4 +1,4 @@
-"""The target's own answers to prompts, which drafters are trained on, from our engine or an OpenAI-compatible server.
+"""The target's answers to prompts, to train drafters on, from our engine or an OpenAI-compatible server.
 
 Sampling noise is keyed by prompt id and turn, so answers do not depend on the order or the batch in which they are
 generated, or on interruptions.
@@ -30,7 +30,7 @@ PART, PART_SECONDS = 256, 120.0
 
 
 def sampling_of(how: RegenerateSettings) -> SamplingParams:
-    """The sampling parameters that settings choose."""
+    """The sampling parameters of these settings."""
     return SamplingParams(**how.model_dump(exclude={"batch_size"}))
 
 
@@ -43,10 +43,10 @@ def store_for(
     endpoint: str | None,
     dtype: str,
 ) -> AnswerStore:
-    """The store in a folder, which records what answers depend on besides the prompts. `endpoint`: of the server that
+    """The store in a folder, which records the settings that answers depend on. `endpoint`: URL of the server that
     answers, or None."""
     codec, vocab_size, _ = facts
-    by_id(items)  # refused before the target is loaded
+    by_id(items)  # refuses duplicate ids before the target is loaded
     if not codec.tokenizer.chat_template and not all(item.raw for item in items):
         raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
@@ -56,7 +56,7 @@ def store_for(
 
 
 def seed_of(seed: int, prompt_id: str, turn: int) -> int:
-    """The seed of one answer, from the run's."""
+    """The seed of one answer, derived from the run's seed."""
     packed = hashlib.blake2b(f"{seed}/{turn}/{prompt_id}".encode(), digest_size=8).digest()
     return int.from_bytes(packed, "little") % MAX_SEED
 
@@ -66,17 +66,17 @@ def regenerate(
     store: AnswerStore,
     answerer: "EngineAnswerer | EndpointAnswerer",
 ) -> Generator[Conversation]:
-    """Answer what the store lacks, and yield each finished conversation.
+    """Answer the prompts that the store lacks, and yield each finished conversation.
 
     Finished conversations are stored also when the answerer fails or the caller stops.
 
     Args:
         items: prompts with different ids.
-        store: of answers; gets `PART` at a time, or what there is every `PART_SECONDS`.
+        store: gets conversations `PART` at a time, or after `PART_SECONDS` all finished ones.
         answerer: the engine or a server.
 
     Raises:
-        InvalidRequest: two prompts with the same id, or one that was another when it was answered.
+        InvalidRequest: two prompts with the same id, or one whose text has changed since it was answered.
         ModelError: every prompt is left out.
     """
     wanted = by_id(items)
@@ -97,7 +97,7 @@ def regenerate(
             if len(made) == PART or monotonic() - written > PART_SECONDS:
                 write()
             yield conversation
-        if answerer.cut and not made and not store.done:  # only those that are left out may be missing in a later run
+        if answerer.cut and not made and not store.done:  # in a later run only the prompts left out may be missing
             name, reason = next(iter(answerer.cut.items()))
             raise ModelError(f"answers: every prompt is left out, such as {name!r}: {reason}")
     finally:
@@ -117,7 +117,7 @@ class _Open:
 class EngineAnswerer:
     """Answers with our own engine, as many conversations at a time as the model has slots.
 
-    Prompts are answered in their order, so that what an interrupted run has made is a sample of them.
+    Prompts are answered in their order, so that an interrupted run's answers are a sample of them.
 
     Args:
         method: how to draft. In a full batch on a CPU drafting gains nothing.
@@ -179,8 +179,8 @@ class EngineAnswerer:
 class EndpointAnswerer:
     """Asks a server, several conversations at a time.
 
-    vLLM returns the generated ids for `return_token_ids`; other servers' text is encoded, which may split words
-    differently than the model did.
+    vLLM returns the generated ids with `return_token_ids`. Other servers' text is encoded, possibly into other tokens
+    than the model generated.
 
     Args:
         url: base of the API, as "http://host:8000/v1".
@@ -214,7 +214,7 @@ class EndpointAnswerer:
                     conversation = future.result()
                     if conversation.answers:
                         yield conversation
-            finally:  # running conversations are not awaited: their next requests fail
+            finally:  # running conversations are not awaited; their next requests fail
                 is_over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -242,7 +242,7 @@ class EndpointAnswerer:
             if choice.get("finish_reason") == "stop" and self._eos and (not ids or ids[-1] not in self._eos):
                 ids = [*ids, self._eos[0]]
             answers.append(tuple(ids))
-            texts.append(self._codec.decode(ids))  # as training joins them: with thoughts, of which `text` has none
+            texts.append(self._codec.decode(ids))  # as in training, with the model's thoughts, which `text` lacks
         return Conversation(item.id, tuple(answers), item.digest)
 
     def _post(self, endpoint: Endpoint, item: WorkItem, turn: int, texts: list[str]) -> tuple[str, dict[str, Any]]:

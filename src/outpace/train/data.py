@@ -27,7 +27,7 @@ def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:
 
 
 def check_asked(item: WorkItem, prompt: int) -> None:
-    """Refuse a prompt whose id another had when it was answered. `prompt`: as `Conversation` records it."""
+    """Refuse a prompt whose text differs from the answered one with its id. `prompt`: digest from `Conversation`."""
     if prompt not in (0, item.digest):
         raise InvalidRequest(
             f"prompts: {item.id!r} was another prompt when it was answered; give the file that was answered, or choose "
@@ -55,7 +55,7 @@ def training_samples(
             ids = torch.tensor([*prompt, *answer])[:max_length]
             if len(ids) > len(prompt):
                 mask = torch.arange(len(ids)) >= len(prompt)
-                # Not of the prompt's ids: templates may name the day.
+                # The hash excludes the prompt's ids: chat templates may contain the date.
                 source = _hash(f"{item.digest}/{conversation.answers[: turn + 1]}").hex()
                 yield TrainingSample(f"{item.id}/{turn}", ids, mask, source)
 
@@ -97,22 +97,22 @@ class SampleSet(Dataset[TrainingSample]):
 
     @property
     def supervised(self) -> int:
-        """Generated tokens."""
+        """Number of generated tokens, which are trained on."""
         return len(self._ids) - int(self._prompts.sum())
 
     @property
     def prompts(self) -> int:
-        """Conversations, each of one sequence or more."""
+        """Number of conversations, each of one sequence or more."""
         return len({_prompt_of(name) for name in self.names})
 
     def without(self, left_out: Sequence[int]) -> list[int]:
-        """Indices of all others."""
+        """Indices of all sequences except these."""
         out = set(left_out)
         return [index for index in range(len(self)) if index not in out]
 
     def held_out(self, count: int) -> tuple[int, ...]:
-        """Indices of sequences to measure on and not to train on: of the prompts whose ids have the lowest hashes. All
-        turns of a conversation are held out together, as later ones contain earlier ones."""
+        """Indices of sequences to measure on and not to train on: those of the `count` prompts with the lowest hashes
+        of ids. All turns of a conversation are held out together, as later ones contain earlier ones."""
         prompts = held_out_ids(map(_prompt_of, self.names), count)
         chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
         if len(chosen) >= len(self):
@@ -123,8 +123,8 @@ class SampleSet(Dataset[TrainingSample]):
         return tuple(chosen)
 
     def halves(self, held_out: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Held-out sequences to choose a drafter by, and to report on, alternating by prompt: the best of many
-        measurements is biased on the prompts it was chosen by."""
+        """Held-out sequences for choosing a drafter, and for reporting, alternating by prompt: the best of many
+        measurements is biased on the prompts that chose it."""
         prompts = sorted({_prompt_of(self.names[index]) for index in held_out}, key=_hash)
         choosing = set(prompts[::2])
         chosen = tuple(index for index in held_out if _prompt_of(self.names[index]) in choosing)
@@ -164,7 +164,7 @@ class TrainingData:
     """The data of a run.
 
     Attributes:
-        held_out: indices of those to measure on; the others are trained on.
+        held_out: indices of the sequences to measure on; the others are trained on.
         stored: reads captured features [T, taps * H] by a sequence's key; None to compute them during training.
     """
 
@@ -176,7 +176,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """Which sequences each process gets at each step. It depends on the step alone, so a run can resume anywhere. A
+    """Chooses the sequences of each process and step. They depend only on the step, so a run can resume anywhere. A
     step may take the last sequences of one epoch and the first of the next."""
 
     indices: tuple[int, ...]
@@ -239,7 +239,7 @@ class Examples(Dataset[tuple[TrainingSample, int, Tensor | None]]):
 
 
 def collate_examples(seed: int, examples: Sequence[tuple[TrainingSample, int, Tensor | None]]) -> Batch:
-    """The batch of a pass."""
+    """The padded batch of a pass. `seed`: the run's, for anchors."""
     seeds = [sample_seed(seed, epoch, sample.name) for sample, epoch, _ in examples]
     features = [rows for _, _, rows in examples if rows is not None]
     return collate([sample for sample, _, _ in examples], seeds, features)

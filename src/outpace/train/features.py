@@ -19,7 +19,7 @@ from outpace.train.records import check_disk
 CONTENTS = "features"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8_e4m3fn": torch.float8_e4m3fn}
 PART_BYTES = 2 << 30
-LIKELIEST = 16  # ids kept of a distribution: more than a row of transitions has, as their sums may rank otherwise
+LIKELIEST = 16  # ids kept per distribution: more than a row of transitions has, as their sums may rank differently
 ROWS = 256  # positions whose logits are computed at a time
 
 
@@ -76,7 +76,7 @@ class FeatureStore:
         check_disk(self.folder, self.bytes_of(tokens), f"{CONTENTS} of {tokens} tokens")
 
     def write(self, pairs: Iterable[tuple[str, Tensor]]) -> None:
-        """Add sequences, in parts of `part_bytes`; what is left is written at the end, or when the iterable fails.
+        """Add sequences, in parts of `part_bytes`; the last part is written at the end, or when the iterable fails.
         `pairs`: names and features [T, width]."""
         waiting: dict[str, dict[str, Tensor]] = {}
         size = 0
@@ -95,8 +95,8 @@ class FeatureStore:
                 self._add(waiting)
 
     def read(self, name: str, dtype: torch.dtype = torch.float32, taps: Sequence[int] | None = None) -> Tensor:
-        """Features of a sequence. `taps`: which of the stored ones, in this order; None for all. Returns [T, width], or
-        [T, taps * H]."""
+        """Features of a sequence. `taps`: stored taps to read, in this order; None for all. Returns [T, width], or [T,
+        taps * H]."""
         if name not in self._places:
             raise ModelError(f"{CONTENTS}={str(self.folder)!r}: none of {name!r}; capture them first")
         part, at = self._places[name]
@@ -112,7 +112,7 @@ class FeatureStore:
         return joined
 
     def _packed(self, name: str, rows: Tensor) -> dict[str, Tensor]:
-        """The tensors that are stored for [T, width]."""
+        """The tensors to store for rows [T, width], by name."""
         kind = DTYPES[self._dtype]
         if kind.itemsize > 1:
             packed = {"rows": rows.detach().to("cpu", kind, copy=True).contiguous()}
@@ -151,8 +151,8 @@ def about_features(
     answers: Mapping[str, Any],
     max_length: int,
 ) -> dict[str, Any]:
-    """What features depend on, as `FeatureStore` records it. `answers`: the settings they were made with, so that more
-    of the same can be added; `max_length`: of a sequence."""
+    """The settings that features depend on, for `FeatureStore`. `answers`: the settings of the answers, so that more of
+    the same can be added; `max_length`: tokens of a sequence."""
     return {
         "target": target_name,
         "target_dtype": str(target.dtype).removeprefix("torch."),
@@ -223,7 +223,8 @@ def stored_features(
 
 
 def _read(store: FeatureStore, dtype: torch.dtype, taps: Sequence[int], most: int, name: str) -> Tensor:
-    """Features of a sequence; those of longer ones begin the same. Processes that read ahead can be sent it."""
+    """Features of a sequence, cut to `most` tokens. A function of the module, so that it can be pickled for loader
+    processes."""
     return store.read(name, dtype, taps)[:most]
 
 
@@ -232,8 +233,8 @@ def expected(
     samples: SampleSet, target: FrozenTarget, stored: Callable[[str], Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The target's distributions over sequences, prompts included, for tables of transitions. `stored`: reads captured
-    inputs of the target's head [T, H] by a sequence's key; None to run the target. Yields of each sequence its ids
-    but the last [T - 1], the likeliest ids after each [T - 1, 16], and their probabilities [T - 1, 16]."""
+    inputs of the target's head [T, H] by a sequence's key; None to run the target. Yields for each sequence its ids
+    without the last [T - 1], the likeliest ids after each [T - 1, 16], and their probabilities [T - 1, 16]."""
     for index in range(len(samples)):
         sample = samples[index]
         if stored is None:

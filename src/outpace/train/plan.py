@@ -26,15 +26,15 @@ from outpace.train.features import stored_features
 from outpace.train.run import Run, build, check, disk_needed, frozen_target, longest_of, sequences, training_precision
 from outpace.train.trainer import make_optimizers, step_all
 
-SHOWN_PROMPTS = 64  # whose lengths represent all
+SHOWN_PROMPTS = 64  # prompts whose lengths represent all of them
 TRIED_TOKENS = 8  # per answer, to measure the target's speed
 TRIED_PASSES = 2
 
 
 def plan(run: Run) -> dict[str, Any]:
     """Estimates of tokens, memory, disk and time for this machine and one process. Missing answers are assumed to have
-    the maximal length. Speeds are measured with the real target and new weights. What a run refuses before answers are
-    made is refused here, too."""
+    the maximal length. Speeds are measured with the real target and new weights. Refuses the same settings as a run
+    does before it makes answers."""
     items = read_workloads(list(run.prompts))
     check(run, items)
     target, codec = frozen_target(run, run.device)
@@ -57,12 +57,12 @@ def plan(run: Run) -> dict[str, Any]:
     sampler = BatchSampler(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
     steps = max(1, -(-round(training.epochs * count) // training.batch_size))
     steps = min(steps, training.max_steps or steps)
-    # Before another copy of the target is there.
+    # Measured before `answer_seconds` loads another copy of the target.
     per_pass, memory = try_training(objective, samples, sampler, training, stored)
     seconds = {"training": per_pass * sampler.passes * steps}
     if run.answers is None:
         answers = answer_seconds(run, items, turns, samples.supervised * scale)
-        seconds = {"answers": answers} | seconds  # in the order of a run
+        seconds = {"answers": answers} | seconds  # in the order of a run's stages
     supervised = round(samples.supervised * scale)
     return {
         "settings": run.settings.model_dump(mode="json", serialize_as_any=True),  # first: the estimates stay in view
@@ -79,7 +79,7 @@ def plan(run: Run) -> dict[str, Any]:
 
 
 def longest_samples(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_length: int) -> SampleSet:
-    """First turns of some prompts, with answers of the maximal length made of their own tokens."""
+    """First turns of some prompts, with answers of the maximal length, made of the prompts' tokens."""
     made = []
     for item in items[:SHOWN_PROMPTS]:
         prompt = torch.tensor(encode_prompt(codec, item, 0, []))
@@ -124,7 +124,7 @@ def try_training(
 
 
 def most_memory() -> float:
-    """Bytes that this process has had at most."""
+    """The peak memory of this process, in bytes."""
     if sys.platform == "win32":
         return float(psutil.Process().memory_info().peak_wset)
     import resource  # Windows has none
@@ -138,11 +138,11 @@ def answer_seconds(run: Run, items: Sequence[WorkItem], turns: int, tokens: floa
     options: dict[str, Any] = {"dtype": run.dtype, "device": run.device, "max_num_seqs": how.batch_size}
     model = load(run.target, "plain", enable_prefix_caching=False, **options)
     encoded, most = (model.encode(item.prompt(0, [])) for item in items), model.target.max_length - 1 - TRIED_TOKENS
-    prompts = list(islice((ids for ids in encoded if len(ids) <= most), how.batch_size))  # runs leave out the others
+    prompts = list(islice((ids for ids in encoded if len(ids) <= most), how.batch_size))  # runs leave out others
     if not prompts:
         return 0.0
     seconds = []
-    # The first warms up, as a GPU's passes are recorded once; then prompts alone, and with tokens behind them.
+    # The first call warms up, since a GPU records its passes once. Then come prompts alone, and prompts with answers.
     for length in (1 + TRIED_TOKENS, 1, 1 + TRIED_TOKENS):
         started = perf_counter()
         model.generate(prompts, SamplingParams(max_new_tokens=length, ignore_eos=True))

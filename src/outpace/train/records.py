@@ -1,4 +1,4 @@
-"""What a run writes in its folder besides the drafter: provenance, states to resume from, and its log."""
+"""The files of a run other than the drafter: provenance, states to resume from, and its log."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def git_revision() -> str | None:
 
 
 def claim(folder: Path, depends: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """Write a run's provenance, or check that the run to resume is the same."""
+    """Write the provenance of a new run, or check that a resumed run has the same settings."""
     path = folder / PROVENANCE
     wanted = json.loads(json.dumps(depends))
     if path.is_file():
@@ -98,7 +98,7 @@ class States:
         return self.unfinished
 
     def finish(self, step: int, counters: Mapping[str, Any]) -> None:
-        """Make `unfinished` the state of a step, and delete the oldest ones."""
+        """Make `unfinished` the state of a step, and delete the oldest states."""
         (self.unfinished / COUNTERS).write_text(json.dumps({"step": step, **counters}))
         final = self._folder / f"step-{step:08d}"
         shutil.rmtree(final, ignore_errors=True)
@@ -123,7 +123,7 @@ def read_counters(state: Path) -> dict[str, Any]:
 
 
 def replace_folder(new: Path, old: Path) -> None:
-    """Replace a folder, which stays complete until the new one is in its place."""
+    """Replace a folder; the old one stays complete until the new one takes its place."""
     aside = old.with_name(old.name + ".old")
     shutil.rmtree(aside, ignore_errors=True)
     if old.exists():
@@ -150,7 +150,7 @@ class RunLog:
         self._path = folder / LOG
 
     def write(self, shown: Mapping[str, Any]) -> None:
-        """Add a line; it has a "step"."""
+        """Add a line, which must have a "step"."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(shown) + "\n")
 

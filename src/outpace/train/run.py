@@ -39,9 +39,9 @@ from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, git
 from outpace.train.trainer import DRAFTER, STATES, Trainer
 
 ANSWERS = "answers"
-# Settings that may change when a run resumes: they change nothing of what is learned, except by rounding.
+# Settings that may change when a run resumes: they do not change the learned weights, except by rounding.
 FREE = {"training": {"keep", "save_every", "micro_batch_size"}, "data": {"workers"}}
-LENGTH = {"epochs", "max_steps"}  # which may change too if the learning rate does not depend on it so far
+LENGTH = {"epochs", "max_steps"}  # may also change if the learning rate so far does not depend on them
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 FILES = ("*.json", *WEIGHTS)
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD (malloc.h): nothing is mapped apart, little is returned.
@@ -55,7 +55,7 @@ class Run:
     Attributes:
         method: kind of drafter to train.
         target: folder, GGUF file, pulled name or hub id.
-        prompts: workload specs; with `answers`, those that were answered.
+        prompts: workload specs; with `answers`, the prompts that were answered.
         answers: folder of regenerated answers; None makes them first, in the run's folder.
         out: folder of the run.
         device, dtype: of the target; "auto" or a name.
@@ -86,7 +86,7 @@ def train(
 
     Args:
         run: what to train.
-        report: gets where the run starts, then the log line of each step and measurement.
+        report: gets the step at which the run starts, then the log line of each step and measurement.
         progress: makes a progress bar, of the prompts that the target answers first.
         note: gets messages for the user: prompts that were left out, and why.
 
@@ -169,7 +169,7 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
 
 
 def check(run: Run, items: Sequence[WorkItem], processes: int = 1) -> None:
-    """Refuse what can be known before answers are made, which may take hours, and before the target is loaded."""
+    """Refuse invalid settings before the target is loaded and answers are made, which may take hours."""
     prompts = len(by_id(items))
     training, held_out = run.settings.training, run.settings.data.held_out_of(prompts)
     BatchSampler((), training.batch_size, training.micro_batch_size, training.seed, processes=processes)
@@ -197,7 +197,7 @@ def _answers_of(
     if run.answers is not None:
         return path_of(run.answers)
     how, folder = run.settings.regenerate, run.out / ANSWERS
-    if (run.out / PROVENANCE).is_file():  # a run that goes on trains on the answers that it began with
+    if (run.out / PROVENANCE).is_file():  # a resumed run trains on the answers that it began with
         return folder
     if processes > 1:
         raise InvalidRequest(
@@ -222,15 +222,16 @@ def _answers_of(
 
 def frozen_target(run: Run, device: str, is_main: bool = True) -> tuple[FrozenTarget, TextCodec]:
     """The target, for training on this process's device."""
-    with loading(run.target, is_shown=is_main):  # processes that train together share a terminal
+    with loading(run.target, is_shown=is_main):  # processes of a run share a terminal
         rows = run.settings.training.micro_batch_size
-        # Devices take the memory of keys and values at once: for the target's own limit most of what is free.
+        # Devices allocate keys and values at once; for the target's own length limit they would take most of the
+        # memory.
         target, codec = load_target(run.target, run.dtype, device, None, rows, longest=run.settings.data.max_length)
     return FrozenTarget(target), codec
 
 
 def longest_of(run: Run, target: FrozenTarget) -> int:
-    """Tokens that a sequence has at most."""
+    """The maximal tokens of a sequence."""
     return min(run.settings.data.max_length, target.max_length)
 
 
@@ -276,7 +277,7 @@ def disk_needed(objective: Objective, keep: int) -> int:
 
 
 def _stored(out: Path) -> int:
-    """Bytes of states and drafters that a run has written already, which later ones replace."""
+    """Bytes of the states and drafters that a run has already written, which later ones replace."""
     files = (file for name in (STATES, DRAFTER) for file in (out / name).rglob("*"))
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -289,7 +290,7 @@ def answers_hash(folder: Path) -> str:
 def _dependencies(
     run: Run, items: Sequence[WorkItem], answers: Path, codec: TextCodec, held_out: int
 ) -> dict[str, Any]:
-    """What the drafter depends on, for its provenance. `held_out`: prompts, as stated or by default."""
+    """The settings and data that the drafter depends on, for its provenance. `held_out`: number of held-out prompts."""
     settings = run.settings.model_dump(mode="json", serialize_as_any=True)
     settings["data"]["held_out"] = held_out
     for section, names in FREE.items():
@@ -321,7 +322,7 @@ def _sizes(samples: SampleSet, held_out: Sequence[int]) -> dict[str, int]:
 
 
 def _notes(accelerator: Accelerator) -> dict[str, Any]:
-    """Facts of a start that the drafter does not depend on."""
+    """Facts about this start of the run that do not affect the drafter."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": git_revision(),
@@ -333,15 +334,15 @@ def _notes(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def reuse_freed_memory() -> None:
-    """Let glibc keep freed memory. A step allocates and frees the same large tensors; by default each comes from the
-    kernel anew, which clears its pages: a tenth of a step on two cores. Changes nothing with another C library."""
+    """Let glibc keep freed memory. A step allocates and frees the same large tensors; by default the kernel provides
+    and clears new pages each time, a tenth of a step on two cores. Other C libraries ignore this."""
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for option, value in MALLOC.items():
             mallopt(option, value)
 
 
 def training_precision(wanted: str, device: torch.device) -> str:
-    """The precision to compute in: "auto" is bfloat16 where the hardware multiplies it."""
+    """The precision to compute in: "auto" is bfloat16 if the hardware multiplies it, else float32."""
     if wanted != "auto":
         return wanted
     computed = compute_dtype(choose_dtype("auto", device), device)
@@ -356,7 +357,7 @@ def _accelerator(run: Run) -> Accelerator:
         )
     precision = training_precision(run.settings.training.precision, device)
     run.out.mkdir(parents=True, exist_ok=True)
-    # A process's accelerators share precision and device; an earlier run's must not apply to this one.
+    # All accelerators of a process share precision and device; those of an earlier run must not apply.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     return Accelerator(
         cpu=device.type == "cpu",
@@ -368,17 +369,17 @@ def _accelerator(run: Run) -> Accelerator:
 
 def begin_with(objective: Objective, folder: str) -> None:
     """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash. If the
-    loss compares as many ids as the earlier drafter drafts, it compares the same ones: other answers may rank other ids
-    among the frequent ones, whose rows of the head were never trained. `folder`: of the drafter, as `OUT/drafter` of an
-    earlier run; a hub id, or the name of a shipped one."""
+    loss compares as many ids as the earlier drafter drafts, it compares that drafter's ids: other answers may have
+    other frequent ids, whose rows of the head were never trained. `folder`: of the drafter, such as `OUT/drafter` of an
+    earlier run; or a hub id, or a shipped drafter's name."""
     net, found = objective.net, find_drafter(folder)
     is_drafter = hasattr(net, "config")
     if is_drafter:
         read = load_net(found)
         tensors, described, own = dict(read.state_dict()), settings_in(read), settings_in(net)
         if described.get("target_layers", 0) is None:
-            del described["target_layers"]  # which a file may leave out, like taps
-        if described.get("taps", ()) is None and own.get("taps") is not None:  # of DART no layout names them
+            del described["target_layers"]  # files may leave out target_layers and taps
+        if described.get("taps", ()) is None and own.get("taps") is not None:  # DART's layouts do not name taps
             described["taps"] = read.config.taps_of(objective.target.layers)  # type: ignore[union-attr, operator]
     else:  # a language model
         described = own = {}
@@ -396,7 +397,7 @@ def begin_with(objective: Objective, folder: str) -> None:
     ]
     here = net.state_dict()
     may_lack = kind_of(net).new if is_drafter else None
-    given = {here[name].data_ptr() for name in tensors.keys() & here.keys()}  # of tied weights files hold one
+    given = {here[name].data_ptr() for name in tensors.keys() & here.keys()}  # files hold tied weights once
     wrong += [
         f"{name} is missing there"
         for name, weight in here.items()

@@ -31,22 +31,22 @@ from outpace.train.data import BatchSampler, Examples, TrainingData, collate_exa
 from outpace.train.records import RunLog, States, read_counters, replace_folder, scalars
 
 STATES, DRAFTER = "states", "drafter"
-# Rows of these are looked up or scored one by one, so their gradients are not those of matrices.
+# These matrices are looked up or scored row by row, so Muon does not suit their gradients.
 BY_ROW = (
     "embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out", "embed_proj.2", "predecessors", "successors",
 )  # fmt: skip
 MOMENTUM = 0.95
-FALL, LOWEST = 0.2, 0.1  # of the schedule "wsd": part of the steps, and of the learning rate
+FALL, LOWEST = 0.2, 0.1  # of the schedule "wsd": share of the steps that fall, lowest share of the rate
 ANCHORS_AT_ONCE = 256
 
 
 class Float32Muon(Muon):
-    """Muon with products in float32, for processors without instructions for bfloat16, in which torch's computes them.
+    """Muon with products in float32, for processors without bfloat16 instructions; torch's Muon multiplies in bfloat16.
     Updates are scaled to the size of AdamW's."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Change weights by their gradients; a closure is not supported."""
+        """Update weights by their gradients; a closure is not supported."""
         assert closure is None
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
@@ -64,7 +64,7 @@ class Float32Muon(Muon):
 def _orthogonalized(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
     """About U V^T of a matrix U S V^T, by Newton-Schulz iterations (Jordan et al., Muon, 2024)."""
     a, b, c = coefficients
-    found = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the smaller products
+    found = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the smaller products of the two
     found = found / found.norm().clamp(min=1e-7)
     for _ in range(steps):
         gram = found @ found.T
@@ -94,7 +94,7 @@ def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
 
 
 def schedule_of(optimizer: Optimizer, settings: TrainingSettings, steps: int) -> LRScheduler:
-    """How the learning rate changes over this many steps."""
+    """The schedule of the learning rate over this many steps."""
     warmup = math.ceil(settings.warmup_ratio * steps)
     made: LRScheduler
     if settings.schedule == "cosine":
@@ -119,9 +119,9 @@ class Simulation:
     """Counts of simulated rounds: greedy chains of drafts, verified against the target's answers.
 
     Attributes:
-        tokens: generated in rounds, the bonus included; the first token of an answer comes from the prompt's pass.
-        reached: how often all drafts before depth k + 1 were right.
-        accepted: how often the draft at depth k + 1 was right too.
+        tokens: number generated in rounds, bonus tokens included; an answer's first token comes from the prompt's pass.
+        reached: [depth] how often all drafts before depth k + 1 were accepted.
+        accepted: [depth] how often the draft at depth k + 1 was accepted as well.
     """
 
     tokens: int = 0
@@ -167,7 +167,7 @@ class Simulation:
 
 @torch.no_grad()
 def simulate(objective: Objective, batches: Iterable[Batch]) -> Simulation:
-    """Simulate drafting on all answers of batches, which have features; no engine runs."""
+    """Simulate drafting on all answers of batches with features, without an engine."""
     total = Simulation()
     for batch in batches:
         anchors = all_anchors(batch)
@@ -233,19 +233,19 @@ class Trainer:
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._choosing, self._quoted = data.samples.halves(data.held_out)
         self._step, self._best = 0, 0.0
-        self._measured, self._saved = 0, 0  # the last steps that were measured, and stored
+        self._measured, self._saved = 0, 0  # the last measured step, and the last stored one
         self._is_whole = True  # between two steps, until weights change
-        self._figure = 0.0  # of the written drafter, on the prompts that it was not chosen by
+        self._figure = 0.0  # tokens per step of the written drafter, on the prompts that did not choose it
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; resumes from the latest state. Ctrl-C stores one first. Returns "step" and "best" (tokens
-        per step of the written drafter, on held-out prompts that it was not chosen by)."""
+        """Train to the end, resuming from the latest state; Ctrl-C stores a state first. Returns "step" and "best"
+        (tokens per step of the written drafter, on held-out prompts that did not choose it)."""
         self._resume()
         self._report({"step": self._step, "steps": self.steps})
         try:
             self._loop()
         except (KeyboardInterrupt, SystemExit):
-            # Of several processes the others may be in another step.
+            # With several processes, the others may be in another step.
             if self._is_whole and self._step and self._accelerator.num_processes == 1:
                 self._save()
                 self._report({"step": self._step, "steps": self.steps, "stored": True})
@@ -253,7 +253,7 @@ class Trainer:
         return {"step": self._step, "best": self._figure}
 
     def _loop(self) -> None:
-        """The steps that are left."""
+        """Make the remaining steps."""
         self._finish_step()
         passes = iter(self._loader())
         while self._step < self.steps:
@@ -272,7 +272,7 @@ class Trainer:
             self._save()
 
     def _is_due(self, setting: str) -> bool:
-        """Whether to do after this step what a setting says how often to do."""
+        """Whether an action is due after this step. `setting`: the one with the action's interval."""
         return self._step % self._settings.steps_between(setting, self.steps) == 0 or self._step == self.steps
 
     def _loader(self) -> Iterator[Batch]:
@@ -331,7 +331,7 @@ class Trainer:
         return replace(batch, features=target.features(batch.ids, batch.lengths, self._objective.taps))
 
     def _measure(self) -> None:
-        """Simulate on held-out sequences, and write the drafter if it is the best so far on half of them."""
+        """Simulate on held-out sequences, and write the drafter if it is the best so far on the choosing half."""
         rate, played = self._simulated(self._choosing).tokens_per_step, self._simulated(self._quoted)
         if rate > self._best:
             with self._accelerator.autocast(), _unsharded(self._module):
@@ -358,7 +358,7 @@ class Trainer:
             yield self._with_features(collate_examples(0, group))
 
     def _export(self) -> None:
-        """Write the drafter in place of the one before."""
+        """Replace the written drafter by the current one."""
         state = self._accelerator.get_state_dict(self._module)
         if self._accelerator.is_main_process:
             tensors = {name.removeprefix("net."): tensor.detach().cpu() for name, tensor in state.items()}
@@ -374,9 +374,9 @@ class Trainer:
             self._states.scratch()
         accelerator.wait_for_everyone()
         try:
-            # safetensors would leave out all but one of a GRU's weights, which on CUDA lie in one buffer.
+            # On CUDA a GRU's weights share one buffer, and safetensors would store only one of them.
             accelerator.save_state(str(self._states.unfinished), safe_serialization=False)
-        except (OSError, RuntimeError) as error:  # torch raises the second where a disk is full
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
             raise ModelError(
                 f"{self._states.unfinished}: cannot be written ({first_line(error)}); free some space and run the same "
                 "command again"
@@ -397,7 +397,7 @@ class Trainer:
                 raise ModelError(
                     f"{state}: cannot be read ({first_line(error)}); delete it to resume from the one before"
                 ) from error
-            for schedule in self._schedules:  # of a run that goes on longer, the state's rate is that of its old end
+            for schedule in self._schedules:  # for an extended run, the state has the rate of the old end
                 schedule.last_epoch -= 1
                 schedule.step()
             self._step, self._best, self._figure = counters["step"], counters["best"], counters["figure"]
