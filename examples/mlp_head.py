@@ -86,7 +86,7 @@ def write(net: MlpNet, folder: Path, target: str | None) -> None:
 
 
 def training() -> Training:
-    """Domino's objective on this network; a function, so that drafting imports no training code."""
+    """Domino's objective on this network; in a function, so that drafting imports no training code."""
     from outpace.drafters.dflash.objective import block_fields
     from outpace.drafters.domino.objective import DominoNetSettings, DominoObjective, DominoObjectiveSettings
     from outpace.drafters.fields import build as build_config

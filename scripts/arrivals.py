@@ -2,14 +2,14 @@
 
     python scripts/arrivals.py --model smollm2-135m --in-flight 4 16 32 --tokens 96 --repeat 3 --out runs/arrivals
 
-- *N in flight*: as one request ends, the next begins. Tokens per second of all, and the gaps between the tokens of a
-  stream in rounds of its own time, which are what prompts of others cost it.
+- *N in flight*: as one request ends, the next begins. Tokens per second of all, and the longest gap in a stream over
+  its median gap, which shows the cost of other requests' prompts.
 - *batch*: N requests at once, and no more.
 - *behind*: a short prompt 0.3 s after a long one, while a stream runs: times to first tokens, and the stream's gaps.
 
 Runs of the methods alternate. Ratios are to plain decoding in the same repetition, and the slowest prompt is the one
-whose time from arrival to end grew most. To compare with other sources, set PYTHONPATH to them: what is used of the
-engine is old.
+whose time from arrival to end grew most. To measure another version, set PYTHONPATH to its sources: this script uses
+only old parts of the engine.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PLAIN = "plain"
 
 @dataclass
 class Stream:
-    """One request: when it came, and when its events came, in seconds from the start of the run."""
+    """One request, with the times of its arrival and of its events, in seconds from the start of the run."""
 
     session: Any
     came: float
@@ -55,7 +55,7 @@ def run(
     at: Sequence[float],
     most: int,
 ) -> tuple[list[Stream], float]:
-    """Decode prompts that come at some seconds, at most so many at a time; and the seconds until the last has ended."""
+    """Decode prompts that arrive at the seconds `at`, at most `most` at a time. Returns streams and total seconds."""
     proposer, engine = model.proposer(method), model.engine
     budget = None if proposer.needs.prices else own_budget(method)
     streams: list[Stream] = []
@@ -97,7 +97,7 @@ def figures(streams: Sequence[Stream], seconds: float) -> dict[str, Any]:
 
 
 class Comparison:
-    """Runs each method at each load, and keeps what plain decoding did."""
+    """Runs each method at each load, and compares it with plain decoding."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.rows = options, list[dict[str, Any]]()
@@ -109,7 +109,7 @@ class Comparison:
         self.prompts = [prompts[place % len(prompts)] for place in range(options.prompts)]
 
     def measure(self, load: str, repeat: int, prompts: Sequence[list[int]], most: int) -> None:
-        """A row for each method; they take turns at going first."""
+        """Add a row for each method; the methods take turns at going first."""
         methods = self.options.methods
         shift = repeat % len(methods)
         tokens, at = [self.options.tokens] * len(prompts), [0.0] * len(prompts)
@@ -128,7 +128,7 @@ class Comparison:
             self._keep(row)
 
     def behind(self, repeat: int) -> None:
-        """A short prompt after a long one."""
+        """Add rows for a short prompt after a long one."""
         options = self.options
         text = [token for prompt in self.prompts for token in prompt]
         long = (text * (options.long // len(text) + 1))[: options.long]
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/arrivals"))
     options = parser.parse_args()
     one = Comparison(options)
-    for method in options.methods:  # passes are timed, memory is found
+    for method in options.methods:  # warms up: passes are timed, memory is allocated
         run(one.model, method, one.prompts[:4], [24] * 4, [0.0] * 4, 4)
     for repeat in range(options.repeat):
         for count in options.in_flight:

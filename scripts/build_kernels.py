@@ -22,7 +22,7 @@ class Target:
     """A system that libraries are made for.
 
     Attributes:
-        triple: as zig has it, with the least version of the system.
+        triple: zig's name of it, with the lowest version of the system.
         system: as `sys.platform`.
         wheel: the platform that its wheel names.
     """
@@ -33,7 +33,7 @@ class Target:
 
     @property
     def levels(self) -> list[InstructionLevel]:
-        """Those that a CPU may get here."""
+        """The levels of this target's CPUs."""
         return levels_of(self.triple.partition("-")[0], self.system)
 
 
@@ -56,8 +56,8 @@ def zig_flags(target: Target, level: InstructionLevel) -> list[str]:
     added = [one.replace("-", "_") for one in level.added]
     flags = ["-target", target.triple, f"-mcpu={'+'.join((base, *added))}"]
     if level.base == "x86-64-v4":
-        # Clang would cut vectors of 512 bits in two, and order instructions so that accumulators leave their registers:
-        # a pass of 16 rows of a 4-bit file took 34.7 ms, with these 30.2, and built by GCC 30.0.
+        # By default clang splits vectors of 512 bits, and orders instructions so that accumulators leave their
+        # registers: a pass of 16 rows of a 4-bit file took 34.7 ms, with these flags 30.2, and built by GCC 30.0.
         flags += ["-mprefer-vector-width=512", "-mllvm", "-enable-misched=false"]
     return flags
 
@@ -69,7 +69,7 @@ def compile_level(target: Target, level: InstructionLevel, out: Path) -> None:
         subprocess.CalledProcessError: the compiler failed; it has printed why.
     """
     path = out / library_name(level, target.system)
-    with tempfile.TemporaryDirectory(dir=out) as folder:  # for Windows, import libraries are made too
+    with tempfile.TemporaryDirectory(dir=out) as folder:  # for Windows, zig also makes import libraries
         built, part = Path(folder) / path.name, Path(folder) / "kernels.o"
         zig = [sys.executable, "-m", "ziglang", "c++"]
         flags = [flag for flag in FLAGS if flag != "-shared"]
@@ -82,7 +82,7 @@ def compile_level(target: Target, level: InstructionLevel, out: Path) -> None:
 
 
 def main() -> None:
-    """Compile what is asked for."""
+    """Compile the requested libraries."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", choices=TARGETS, action="append", help="all without it; can be repeated")
@@ -94,7 +94,7 @@ def main() -> None:
             out = given.out / target.wheel
             out.mkdir(parents=True, exist_ok=True)
             for old in out.iterdir():
-                old.unlink()  # of other sources
+                old.unlink()  # built from other sources
             levels = [level for level in target.levels if not given.level or level.name in given.level]
             done += [workers.submit(compile_level, target, level, out) for level in levels]
         for one in done:

@@ -1,7 +1,7 @@
 """Runs a short suite at the lowest and at the highest versions of Python and packages that are supported.
 
 python scripts/check_versions.py [lowest] [highest]; run from the root of the repository. Environments lie in
-build/versions. The lowest versions are the bounds of pyproject.toml; a Python that is not found is named.
+build/versions. The lowest versions are the bounds of pyproject.toml; a missing Python is an error.
 """
 
 import os
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 PROJECT: dict[str, Any] = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 FOLDER = Path("build/versions")
 EXTRAS = ("grammar", "bench", "serve", "train")
-NEWEST = 14  # of the Pythons 3.x that are tried
+NEWEST = 14  # minor version of the newest Python to try
 TESTS_NEED = ("setuptools>=77", "pytest>=8", "pytest-timeout", "hypothesis", "scipy", "jsonschema")
 SUITE = (
     "tests/lossless/test_toy.py",
@@ -57,7 +57,7 @@ def main(wanted: list[str]) -> None:
 
 
 def _pythons() -> Iterator[tuple[int, str]]:
-    """Pythons by their minor version: on the PATH, or of pyenv."""
+    """Minor versions and paths of Pythons, on the PATH or from pyenv."""
     for minor in range(11, NEWEST + 1):
         own = sorted((Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/python"))
         for found in filter(None, (shutil.which(f"python3.{minor}"), *map(str, own))):
@@ -74,7 +74,7 @@ def _bounds() -> list[str]:
 
 
 def _prepared(name: str, python: str, pinned: list[str]) -> str:
-    """The Python of an environment with the package, made anew where the versions changed."""
+    """The Python of an environment with the package, which is made again if the versions changed."""
     home, constraints = FOLDER / name, FOLDER / f"{name}.txt"
     content = "\n".join(pinned)
     if not (constraints.is_file() and constraints.read_text() == content):

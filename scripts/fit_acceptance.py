@@ -1,10 +1,10 @@
-"""Fit the weights that the union starts from, on prompts that no figure is quoted on.
+"""Fit the union's initial weights, on prompts that are not used for results.
 
     python scripts/fit_acceptance.py PROMPTS.jsonl:100 OUT.json qwen2.5-coder-1.5b=lattice smollm2-135m=domino
 
-Each model decodes the prompts, with its drafter and without, at temperature 0 and 1, there also under rejection, with
-15 nodes. What was named below each accepted node is kept with what was said there. The weights are those of the
-conditional logit that makes it likeliest, with a Gaussian prior.
+Each model decodes the prompts, with its drafter and without, at temperature 0 and 1, at 1 also under rejection, with 15
+nodes. The candidates below each accepted node are recorded with the token generated there. The weights maximise the
+likelihood of a conditional logit, with a Gaussian prior.
 """
 
 import argparse
@@ -30,11 +30,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 1.0},
     "rejected": {"temperature": 1.0, "verification": "rejection"},
 }
-STIFFNESS = 1.0  # of the Gaussian prior: a weight that is never seen stays 0
+STIFFNESS = 1.0  # of the Gaussian prior: weights of features that never occur stay 0
 
 
 class Recorded(AcceptanceModel):
-    """A model that keeps what it is taught, and learns from it as ever."""
+    """An acceptance model that also records its observations."""
 
     def __init__(self, like: AcceptanceModel) -> None:
         self.__dict__ |= like.copy().__dict__
@@ -45,11 +45,11 @@ class Recorded(AcceptanceModel):
         super().learn(verified)
 
     def copy(self) -> "Recorded":
-        return self  # requests under rejection learn alone, and are to be seen all the same
+        return self  # requests under rejection learn in a copy, and must be recorded too
 
 
 def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:
-    """Weights [SIZE] and the mean log-loss per node that they leave."""
+    """The fitted weights [SIZE], and their mean log-loss per node."""
     width = max(len(named) for named, _ in seen)
     features = torch.full((len(seen), width, 6), SIZE)  # SIZE: no such token
     for row, (named, _) in enumerate(seen):
@@ -77,7 +77,7 @@ def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:
 
 
 def seen_of(name: str, kind: str, items: Sequence[WorkItem], most: int) -> tuple[dict[str, list[Seen]], str | None]:
-    """What a model's rounds show, by kind of request, and the fingerprint of its drafter."""
+    """Observations from a model's rounds, by kind of request, and the fingerprint of its drafter."""
     model, seen = outpace.load(name, max_num_seqs=1), {request: list[Seen]() for request in KINDS}
     for method in (f"outpace:draft={kind}", "outpace:draft=none"):
         union = model.proposer(method)

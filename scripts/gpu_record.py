@@ -1,8 +1,8 @@
-"""Everything that a GPU should be asked, in one JSON record on the last line, under ten minutes and without network.
+"""Runs all measurements for a GPU, in less than ten minutes and without network; the last line is a JSON record.
 
 Kernels against references; lossless runs with margins, exact mode; a latency record of a Qwen3-8B-shaped target with
-three drafters of the published shapes; and the speedups which that implies. No weights are needed: a random model costs
-the same per pass as a trained one. `--cpu` goes through all of it small, kernels in Triton's interpreter: its times
+three drafters of the published shapes; and the speedups that these times imply. No weights are needed: a random model
+costs the same per pass as a trained one. `--cpu` runs everything with small sizes and Triton's interpreter; its times
 mean nothing.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
     _say("kernels against their references")
     record["kernels"] = check_kernels(device, asked.cpu)
     _say("lossless, and exact mode")
-    billion = replace(QWEN3_8B, layers=16, hidden=2048, heads=16, kv_heads=8, inner=6144)  # about, for whole answers
+    billion = replace(QWEN3_8B, layers=16, hidden=2048, heads=16, kv_heads=8, inner=6144)  # about 1B, for whole answers
     record["lossless"] = check_lossless(SMALL if asked.cpu else billion, device, 4 if asked.cpu else 96, asked.cpu)
     _say("latency")
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 2**30

@@ -1,9 +1,9 @@
-"""What speculation gains where answers follow a schema, with and without what the schema forces as a draft.
+"""Measures speculation's gain where answers follow a schema, with and without drafts of the text that it forces.
 
     python scripts/measure_grammar.py MODEL [--workload data/json-workload.jsonl] [--methods lookup,outpace:draft=none]
 
 Every prompt is answered by plain decoding and by each method twice, without and with forced drafts, in turn,
-so that ratios of their times compare what the machine was doing at the time. All answers must be plain decoding's under
+so that ratios of times are of runs under the same conditions of the machine. All answers must be plain decoding's under
 the same grammar, and valid.
 """
 
@@ -62,7 +62,7 @@ def forced_share(model: outpace.Model, params: outpace.SamplingParams, answer: G
     """Bytes of an answer that its grammar forces, whatever the model."""
     constraint = model.engine.constraint(params)
     assert constraint is not None
-    count, known = 0, 0  # bytes that are forced, and up to where that is known
+    count, known = 0, 0  # number of forced bytes, and of bytes checked so far
     for place in range(len(answer.token_ids)):
         said = list(answer.token_ids[:place])
         start = len(model.codec.decode(said).encode())

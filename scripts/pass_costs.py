@@ -1,4 +1,4 @@
-"""What a pass costs by rows, by the tokens before them and by requests, and the bytes of a token of context.
+"""Measures the time of a pass by rows, context and requests, and the bytes of a token of context.
 
 python scripts/pass_costs.py MODEL OUT.json [--quantize int8] [--kv-cache-dtype int8]
 
@@ -22,7 +22,7 @@ REPEATS = 9
 
 
 def pass_ms(target: PackedTarget, requests: int, rows: int, context: int) -> float:
-    """Median milliseconds of a pass of some requests with so many rows each behind so many tokens."""
+    """Median milliseconds of a pass of `requests` requests, each with `rows` rows after `context` tokens."""
     for slot in range(requests):
         target.kv.lengths[slot] = context
     trees = [DraftTree(torch.full((rows,), 7), Topology.chain(rows)) for _ in range(requests)]

@@ -1,8 +1,9 @@
-"""Time to the first token behind a system prompt, with it shared and without, in turns; and what sharing is worth.
+"""Measures the time to the first token after a system prompt, with prefix sharing and without, in turns; and the time
+to write and to copy a prompt.
 
 python scripts/prefix_sharing.py MODEL OUT.json [--methods plain,outpace] [--system 1000] [--rounds 3]
 
-The system prompt is made of the builtin prompts, as many as it takes; questions are the same prompts, one by one.
+The system prompt consists of as many builtin prompts as it needs; questions are the same prompts, one by one.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from outpace.core.protocols import Chunk
 from outpace.data.workload import read_workload
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
-AT_ONCE, SAMPLES, TOKENS, REPEATS = 7, 4, 16, 9  # as many at once as there are questions
+AT_ONCE, SAMPLES, TOKENS, REPEATS = 7, 4, 16, 9  # there are seven questions, asked at once
 
 
 def worth(model: outpace.Model) -> list[dict[str, float]]:
-    """Milliseconds to write so many prompt tokens behind nothing, and to copy them."""
+    """By number of tokens, milliseconds to write a prompt into an empty slot, and to copy it."""
 
     def measure(slot: int) -> list[dict[str, float]]:
         target, goal, found = model.target, (slot + 1) % model.target.max_slots, []
@@ -49,7 +50,7 @@ def worth(model: outpace.Model) -> list[dict[str, float]]:
 def asked(
     model: outpace.Model, prompts: Sequence[list[int]], method: str, **options: Any
 ) -> tuple[list[Sample], float]:
-    """Answers to prompts that come together, and the seconds that all took."""
+    """Answers to prompts that arrive together, and the seconds for all of them."""
     started = perf_counter()
     answers = model.generate(list(prompts), method=method, max_new_tokens=TOKENS, **options)
     return [sample for answer in answers for sample in answer.samples], perf_counter() - started
@@ -65,13 +66,13 @@ def compare(model: outpace.Model, method: str, system: str, questions: Sequence[
         kind: {True: [], False: []} for kind in ("one after another", "at once", "samples")
     }
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    different, held = 0, model.proposer(method)  # and not built anew after each reset
+    different, held = 0, model.proposer(method)  # a reference, so that it is not rebuilt after each reset
     for number in range(rounds):
         said: dict[bool, list[tuple[int, ...]]] = {}
         for shares in (True, False) if number % 2 else (False, True):
             model.engine.shares_prefixes = shares
             model.reset()
-            samples, _ = asked(model, prompts[:1], method)  # the first request of a day
+            samples, _ = asked(model, prompts[:1], method)  # the first request, with nothing cached
             for prompt in prompts[1:]:
                 own, _ = asked(model, [prompt], method)
                 times["one after another"][shares].append(own[0].metrics.ttft_ms)

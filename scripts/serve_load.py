@@ -1,19 +1,19 @@
-"""Load a server with clients of all manners, and check every answer against plain decoding.
+"""Load a server with clients of many kinds, and check every answer against plain decoding.
 
     python scripts/serve_load.py --model smollm2-135m --seconds 600 --clients 32 --out runs/serve-load
 
-A server process is started, asked by clients that come at random, and ended by one SIGTERM while they go on. Some
-read slowly, some leave in the middle, some send bodies that are none. One question in six wants JSON by a schema, and
-one in six follows a beginning of the same document, of 1,500 to 6,000 tokens. What is checked:
+A server process is started, gets requests from clients at random times, and is ended by one SIGTERM while they
+continue. Some read slowly, some disconnect in the middle, some send malformed bodies. One question in six asks for JSON
+by a schema, and one in six follows a prefix of one document, of 1,500 to 6,000 tokens. What is checked:
 
-- every whole answer is plain decoding's of the same prompt, options and seed, which the server was asked for before,
-  one at a time;
-- every answer that was cut short is a beginning of it;
-- there is no 5xx but 503 after the SIGTERM, and no 4xx but for malformed bodies and a full queue;
+- every whole answer equals plain decoding's for the same prompt, options and seed, which the server gave before, one at
+  a time;
+- every answer that was cut short is a prefix of that;
+- the only 5xx is 503 after the SIGTERM, and 4xx are only for malformed bodies and a full queue;
 - the process ends by itself, with status 0, within the drain timeout.
 
 Memory is the process's resident set, once a second. The report is JSON, with percentiles of the time to the first
-token and per token after it for each method, as clients saw them.
+token and per token after it for each method, as measured by clients.
 """
 
 import argparse
@@ -40,7 +40,7 @@ QUESTIONS = (
     "Translate to French: the house is big and the garden is small.",
 )  # fmt: skip
 DOCUMENT = Path(ast.__file__).read_text(encoding="utf-8")
-PART = 5500  # characters of the document in the shortest of its questions; the others have multiples
+PART = 5500  # characters of the document in the shortest of its questions; longer ones have multiples
 SCHEMA = {"type": "object", "properties": {"reply": {"type": "string"}}, "required": ["reply"]}
 MALFORMED = (
     b"", b"{", b"[1, 2", b'{"model": "\xe4\xb8"}', b"\xff\xfe\x00", b"null", b'{"messages": []}', b'{"model": 5}',
@@ -56,7 +56,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 class Load:
-    """The clients and what they saw.
+    """The clients and their measurements.
 
     Args:
         options: of the command line.
@@ -75,7 +75,7 @@ class Load:
         self.model = ""  # the server's name for it
 
     def body(self, case: int, method: str, stream: bool) -> dict[str, Any]:
-        """One of the cases: a question, with a temperature and a seed that follow from its number."""
+        """The body of a case: a question, with a temperature and a seed that depend on its number."""
         question = QUESTIONS[case % len(QUESTIONS)]
         if case % 6 == 5:
             question = f"{DOCUMENT[: PART * (1 + case // 6 % 4)]}\n\n{question}"
@@ -93,14 +93,14 @@ class Load:
         return body | ({"stream_options": {"include_usage": True}} if stream else {})
 
     async def learn(self, client: httpx.AsyncClient) -> None:
-        """Plain decoding's answers, one at a time."""
+        """Get plain decoding's answers, one at a time."""
         for case in range(self.options.cases):
             response = await client.post("/v1/chat/completions", json=self.body(case, "plain", False))
             response.raise_for_status()
             self.plain[case] = response.json()["choices"][0]["message"]["content"]
 
     async def client(self, number: int, client: httpx.AsyncClient, until: float) -> None:
-        """One client, from request to request."""
+        """Run one client, which sends one request after another."""
         chance = random.Random(number)
         while time.monotonic() < until and not self.is_ending:
             manner = chance.choices(("whole", "stream", "slow", "leave", "malformed"), (3, 5, 1, 2, 1))[0]
@@ -190,7 +190,7 @@ class Load:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Start the server, load it, end it; the report."""
+    """Start the server, load it and end it. Returns the report."""
     url = f"http://127.0.0.1:{options.port}"
     limits = ["--max-queue", "24", "--max-num-seqs", str(options.slots), "--drain-timeout", "20"]
     serve = [sys.executable, "-m", "outpace", "serve", options.model, "--port", str(options.port)]

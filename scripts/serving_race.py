@@ -1,10 +1,10 @@
-"""Race this server against llama.cpp's on one GGUF file, at several loads, by `outpace bench --endpoint` on both.
+"""Compare this server with llama.cpp's on one GGUF file, at several loads, with `outpace bench --endpoint` on both.
 
     python scripts/serving_race.py FILE.gguf -w mtbench_dev.jsonl -w gsm8k_dev.jsonl --llama-server PATH
 
-One server of ours, which decodes plainly and by its default method, and one of llama.cpp's for each kind of `--spec`.
-All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends. Each has prompts of
-its own as long as there are any. `equal` is the share of answers that are the same server's plain ones.
+There is one server of this package, with plain decoding and its default method, and one of llama.cpp for each kind of
+`--spec`. All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends. Each level
+has its own prompts as long as there are any. `equal` is the share of answers equal to the same server's plain ones.
 
 Writes summary.json and serving.svg (needs `outpace[plots]`), and prints a table.
 """
@@ -38,7 +38,7 @@ def start(stack: ExitStack, command: list[str], log: Path) -> str:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with log.open("wb") as out:
-        # This package lets threads sleep while they wait, which its own server chooses by itself and others do not.
+        # Without this package's setting that waiting threads sleep: its own server sets it again, other servers do not.
         command = [*command, "--port", str(port)]
         process = subprocess.Popen(command, stdout=out, stderr=out, env=users_environment())
     stack.callback(process.wait)
@@ -57,7 +57,7 @@ def start(stack: ExitStack, command: list[str], log: Path) -> str:
 
 def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
     """Addresses by name, ours first."""
-    most, threads = max(options.levels), str(processors().best_threads)  # as many as ours takes
+    most, threads = max(options.levels), str(processors().best_threads)  # as many threads as our server uses
     ours = [sys.executable, "-m", "outpace", "serve", options.model, "--max-num-seqs", str(most)]
     ours += ["--max-model-len", str(MOST_LENGTH), "--no-enable-prefix-caching", "--max-queue", "1000"]
     found = {"outpace": start(stack, ours, options.out / "outpace.log")}
@@ -71,7 +71,7 @@ def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
 
 
 def measure(url: str, name: str, load: Row, options: argparse.Namespace) -> list[Row]:
-    """Rows of one server at one load: two of ours, one of others; with the texts by prompt."""
+    """Rows of one server at one load, with the texts by prompt: two rows for our server, one for another."""
     out = options.out / f"{load['name']} {name.replace('/', '-')}".replace(" ", "_")
     command = [sys.executable, "-m", "outpace", "bench", "--endpoint", url, "--concurrency", str(load["most"])]
     command += ["-w", str(load["prompts"]), "--max-new-tokens", str(options.tokens), "--no-check", "--out", str(out)]
@@ -87,7 +87,7 @@ def measure(url: str, name: str, load: Row, options: argparse.Namespace) -> list
 
 
 def compare(rows: list[Row]) -> None:
-    """Say of each row how many answers are its server's plain ones."""
+    """Add to each row the share of answers that equal its server's plain ones."""
     plain = {row["name"].partition("/")[0]: row["texts"] for row in rows if row["name"].endswith(("/plain", "/none"))}
     for row in rows:
         wanted = plain[row["name"].partition("/")[0]]
@@ -95,8 +95,8 @@ def compare(rows: list[Row]) -> None:
 
 
 def loads(options: argparse.Namespace) -> list[Row]:
-    """Each with at least eight prompts, or as many as are in flight: its own, until those of the workloads have all
-    been used."""
+    """The loads, each with at least eight prompts, or as many as are in flight. Prompts are only repeated once the
+    workloads' prompts have all been used."""
     items = list(read_workloads(options.workload, 1))
     random.Random(7).shuffle(items)
     found = []

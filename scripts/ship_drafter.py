@@ -2,7 +2,7 @@
 
 python scripts/ship_drafter.py RUN drafters/TARGET/KIND
 
-Matrices are stored in 8 bits. Nothing changes where the run has no drafter yet or the result is too large. A new target
+Matrices are stored in 8 bits. Nothing changes if the run has no drafter yet or the result is too large. A new target
 also needs --target, the model, and --names, patterns of its names: they are written into drafters/TARGET/target.json,
 by which files of that model find the drafter.
 """
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def make(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Write what ships of a run into a new folder; its size and what training measured."""
+    """Write the files to ship into a new folder. Returns their size and training's measurements."""
     target, kind = given.folder.parts[-2:]
     shutil.copytree(given.run / "drafter", folder)
     if kind == "domino":
@@ -127,7 +127,7 @@ def write_facts(file: Path, target: str, names: tuple[str, ...]) -> None:
 
 
 def drop_rows(folder: Path) -> None:
-    """Keep of a Domino head's W2 only the rows of the ids that it drafts."""
+    """Remove all rows of a Domino head's W2 except those of the ids that it drafts."""
     vocabulary = folder / FILE_NAME
     if not vocabulary.is_file():
         return
@@ -141,7 +141,7 @@ def drop_rows(folder: Path) -> None:
 
 
 def without_folders(value: Any) -> Any:
-    """Provenance with names of files instead of paths, which are of one machine."""
+    """Provenance with names of files instead of paths, which hold on one machine only."""
     if isinstance(value, dict):
         return {key: without_folders(one) for key, one in value.items()}
     if isinstance(value, list):

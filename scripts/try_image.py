@@ -26,7 +26,7 @@ PLACES = {
 
 
 def main() -> None:
-    """Build, measure and try; exit status 1 where the image is too large or does not start."""
+    """Build, measure and try; exit status 1 if the image is too large or does not start."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     model: Path | None = parser.parse_args().model
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """The instructions of a Containerfile and what follows each."""
+    """The instructions of a Containerfile and their arguments."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in joined.splitlines() if line.strip()]

@@ -2,11 +2,11 @@
 
     python scripts/vllm_curve.py --model smollm2-135m --methods plain,lookup:budget=5,domino -w prompts.jsonl:32
 
-Each method has a server of its own (`outpace serve --engine vllm`), all up at the same time. All answer the same
-prompts, in turns, and who begins rotates; servers that are not asked stand still. Figures are medians over rounds.
-`equal` is the share of answers, over all rounds, whose texts are those of plain decoding asked one at a time; in
-float32 all should be. Prefix caching is off. Methods that learn from answers, as our proposers do, would know those
-of the turn before: with `--per-turn` each turn has prompts of its own.
+Each method has a server of its own (`outpace serve --engine vllm`), all running at the same time. All answer the same
+prompts, in rotating order; servers without a turn are stopped. Figures are medians over rounds. `equal` is the share of
+answers, over all rounds, whose texts are those of plain decoding asked one at a time; in float32 all should be. Prefix
+caching is off. Methods that learn from answers, such as our proposers, would know those of earlier turns; with
+`--per-turn` each turn has its own prompts.
 """
 
 import argparse
@@ -39,7 +39,7 @@ STARTING_S, ENDING_S = 600.0, 30.0
 
 
 class VllmServer:
-    """A server of one method, stopped by a signal while it is not asked.
+    """A server of one method, stopped by a signal outside its turns.
 
     Args:
         method: as `outpace serve --engine vllm` takes it.
@@ -58,24 +58,24 @@ class VllmServer:
         options.out.mkdir(parents=True, exist_ok=True)
         self._log = options.out / f"{method.replace(':', '-')}.log"
         with self._log.open("wb") as sink:
-            own = users_environment()  # without how this package's threads wait, which vLLM's do otherwise
+            own = users_environment()  # without this package's thread settings, as vLLM has its own
             self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=own, process_group=0)
         self._port, self.endpoint = port, Endpoint(f"http://127.0.0.1:{port}")
 
     def wait(self) -> None:
-        """Return when it answers."""
+        """Return when the server answers."""
         until = monotonic() + STARTING_S
         while monotonic() < until and self._process.poll() is None:
             try:
                 if httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=5).status_code == 200:
                     return
             except httpx.TransportError:
-                pass  # it does not listen yet
+                pass  # the server does not listen yet
             sleep(1)
         sys.exit(f"{self.method}: does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
     def signal(self, number: signal.Signals) -> None:
-        """To it and all processes that it started."""
+        """Send a signal to the server and all processes that it started."""
         os.killpg(self._process.pid, number)
 
     def answer(self, asked: Sequence[Asked], level: int) -> tuple[list[str], dict[str, Any]]:
@@ -97,7 +97,7 @@ class VllmServer:
         return [run.text for run in runs], figures
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self.endpoint.close()
         for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
             try:
@@ -121,11 +121,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     levels = [int(one) for one in options.levels.split(",")]
     if (needed := len(levels) * options.rounds * (options.per_turn or 0)) > len(asked):
         sys.exit(f"per_turn={options.per_turn}: takes {needed} prompts, and there are {len(asked)}; give more")
-    random.Random(0).shuffle(asked)  # each turn has some of every file
+    random.Random(0).shuffle(asked)  # each turn has prompts of every file
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         servers = []
-        for method in dict.fromkeys((PLAIN, *split_methods(options.methods))):  # one by one: starting takes memory
+        for method in dict.fromkeys((PLAIN, *split_methods(options.methods))):  # one by one, as starting takes memory
             servers.append(VllmServer(method, options))
             stack.callback(servers[-1].close)
             servers[-1].wait()
@@ -147,7 +147,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _row(level: int, method: str, turns: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over rounds; `speedup` of each round's throughput over plain decoding's in the same round."""
+    """A row of medians over rounds; `speedup` is the median ratio to plain decoding's throughput in the same round."""
     row: dict[str, Any] = {"concurrency": level, "method": method}
     for name in ("tokens_per_second", "ttft_ms", "tpot_ms", "tokens_per_step", "acceptance"):
         values = [turn[name] for turn in turns if turn[name] is not None]
@@ -159,7 +159,7 @@ def _row(level: int, method: str, turns: Sequence[dict[str, Any]], plain: Sequen
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The rows as a Markdown table."""
     lines = [
         "| in flight | method | tok/s | x plain | TTFT ms | TPOT ms | tok/step | acc/drafted | equal |",
         "|---" * 9 + "|",

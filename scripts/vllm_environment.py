@@ -1,6 +1,6 @@
 """Makes the environment of `make test-vllm`: vLLM's, as `make peers` has it, with this checkout and its tests' needs.
 
-python scripts/vllm_environment.py; run from the root of the repository. What cannot be installed is told in one line.
+python scripts/vllm_environment.py; run from the root of the repository. An error is printed in one line.
 """
 
 import subprocess

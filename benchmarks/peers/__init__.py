@@ -1,1 +1,1 @@
-"""`make peers`: other libraries beside this one, on the same weights, prompts, lengths and threads."""
+"""`make peers`: compares other libraries with this one, on the same weights, prompts, lengths and threads."""

@@ -31,15 +31,15 @@ from outpace.models.loading.shipped import shipped_for
 
 
 class Setup:
-    """Sets up who races: environments, weights, processes.
+    """Sets up the contenders: environments, weights, processes.
 
     Args:
         model: as for `outpace.load`.
-        task: what is decoded.
+        task: the prompts to decode.
         folder: for environments and weights.
         constraints: the folder of pinned versions.
         draft: a draft model, if there is one.
-        threads: of each contender.
+        threads: threads of each contender.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Setup:
         self._weights = folder / "weights" / (Path(model).name or "model")
 
     def enter(self, name: str, peer: Peer, stack: ExitStack, logs: Path, variables: dict[str, str]) -> list[Entry]:
-        """The entries of a peer, its processes loaded; what is missing is noted with the reason."""
+        """The entries of a peer, with loaded processes; `missing` gets those that cannot run, with the reason."""
         try:
             python = prepare(name, peer, self._folder, self._constraints)
         except PeerMissing as error:
@@ -147,7 +147,7 @@ def main(
 
 
 def _ceiling(file: Path, threads: int) -> Callable[[], float]:
-    """Measures the tokens per second at which a file's weights can be read once for each."""
+    """A function that measures tokens per second if each token only reads all of a file's weights once."""
     read = weight_bytes(file)
     return lambda: max(bandwidth(threads)) / read
 

@@ -1,4 +1,4 @@
-"""Who races: for each peer an environment and processes, for each process a precision and methods."""
+"""The contenders: for each peer an environment and processes, for each process a precision and methods."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ class Service:
 
     Attributes:
         precision: of weights and products, as records call it.
-        weights: what it reads: HF, OURS, a format of `gguf_file`, or the raced FILE itself.
-        methods: that it serves; "plain" is the peer's own plain decoding.
+        weights: the weights it reads: HF, OURS, a format of `gguf_file`, or the raced FILE itself.
+        methods: the methods it serves; "plain" is the peer's own plain decoding.
     """
 
     precision: str
@@ -34,15 +34,15 @@ class Peer:
     """A library.
 
     Attributes:
-        runner: a file beside this one.
+        runner: a file in this folder.
         services: its processes.
-        of_gguf: its processes where a GGUF file is raced; empty if they are the same.
-        packages: to install in an environment of its own; none of them are needed where there are none.
-        unwanted: what is removed again.
-        sdist: a package whose source holds that of `programs`; they are compiled on the machine it runs on.
+        of_gguf: its processes for a GGUF file; empty if they are the same.
+        packages: packages to install in an environment of its own; empty to use this one.
+        unwanted: packages to remove again.
+        sdist: a package whose source contains that of `programs`, which are compiled on this machine.
         tree: the folder of their CMakeLists.txt in that source.
         flags: CMake's variables.
-        programs: targets, copied beside the environment's Python.
+        programs: targets to build, copied into the folder of the environment's Python.
     """
 
     runner: str
@@ -56,12 +56,12 @@ class Peer:
     programs: tuple[str, ...] = ()
 
     def raced(self, is_gguf: bool) -> tuple[Service, ...]:
-        """Its processes where a GGUF file is raced, or another model."""
+        """Its processes for a GGUF file, or for another model."""
         return (is_gguf and self.of_gguf) or self.services
 
     @property
     def script(self) -> Path:
-        """Where the runner is."""
+        """The path of the runner."""
         return HERE / self.runner
 
 
@@ -106,7 +106,7 @@ PEERS = {
 
 
 def named_peers(text: str) -> dict[str, Peer]:
-    """The peers of a list such as "transformers,llama.cpp", this library first: it is what others are compared with.
+    """The peers of a list such as "transformers,llama.cpp", this library first, with which the others are compared.
 
     Raises:
         InvalidRequest: a name that is not a key of PEERS.
@@ -119,5 +119,5 @@ def named_peers(text: str) -> dict[str, Peer]:
 
 
 def entry_name(peer: str, service: Service, method: str) -> str:
-    """What records and tables call a method of a process."""
+    """The name of a process's method in records and tables."""
     return f"{peer}/{service.precision}/{method}"

@@ -14,16 +14,16 @@ from outpace.lib.errors import OutpaceError
 
 
 class PeerMissing(OutpaceError):
-    """A peer that cannot race here, with the reason."""
+    """A peer cannot run here; the message has the reason."""
 
 
 def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
-    """The Python of a peer's environment, which is made if it is not there or what it is made of has changed.
+    """The Python of a peer's environment, which is made if it is missing or its packages have changed.
 
     Args:
         name: of the peer.
         peer: what it needs.
-        folder: where environments lie; each gets a folder of the peer's name.
+        folder: folder of the environments; each is in a folder with the peer's name.
         constraints: a folder with `NAME.txt`, the versions of every package.
 
     Raises:
@@ -36,14 +36,14 @@ def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
         raise PeerMissing(f"{name}: no pinned versions in {file}; run from the root of the repository")
     home, python = folder / name / "env", folder / name / "env" / "bin" / "python"
     record = folder / name / "installed.txt"
-    # Without the flags, programs of other flags would race under the name of these.
+    # The flags are included: otherwise programs built with other flags would be reused.
     parts = (*peer.packages, *peer.unwanted, *peer.flags, *peer.programs)
     made_of = "\n".join((file.read_text(encoding="utf-8"), *parts))
     if python.is_file() and record.is_file() and record.read_text(encoding="utf-8") == made_of:
         return python
     shutil.rmtree(home, ignore_errors=True)
     _run(name, [sys.executable, "-m", "venv", "--without-pip", str(home)])
-    pip = [sys.executable, "-m", "pip", "--python", str(python)]  # our own, for theirs
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]  # our pip installs into the peer's environment
     _run(name, [*pip, "install", "--quiet", "--constraint", str(file), *peer.packages])
     if peer.unwanted:
         _run(name, [*pip, "uninstall", "--quiet", "--yes", *peer.unwanted])
@@ -56,7 +56,7 @@ def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
 def _compile(name: str, peer: Peer, folder: Path, versions: Path, goal: Path) -> None:
     """Compile a peer's programs for this machine from the source that comes in its sdist, and copy them to `goal`.
 
-    A later call continues one that was cut short.
+    A later call continues an interrupted one.
     """
     if not any(map(shutil.which, COMPILERS)):
         raise PeerMissing(f"{name}: no C++ compiler on the PATH ({', '.join(COMPILERS)}); install one, such as g++")
@@ -82,12 +82,12 @@ def _compile(name: str, peer: Peer, folder: Path, versions: Path, goal: Path) ->
 
 
 def _run(name: str, command: list[str], **variables: str) -> None:
-    """Run a step of an installation, giving way to everything else on the machine."""
+    """Run a step of an installation at the lowest priority."""
     polite = ["nice", "-n", "19"] if shutil.which("nice") else []
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     result = subprocess.run([*polite, *command], capture_output=True, text=True, env=environment)
     if result.returncode != 0:
-        said = (result.stdout + result.stderr).splitlines()  # ninja puts what compilers print on standard output
+        said = (result.stdout + result.stderr).splitlines()  # ninja prints the compilers' messages on standard output
         lines = [line.strip() for line in said if line.strip() and "WARNING" not in line]
         errors = [line for line in lines if "rror" in line] or lines
         raise PeerMissing(f"{name}: cannot be installed: {' '.join(errors[-2:]) or 'no reason given'}")

@@ -15,11 +15,11 @@ KEPT = (
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """A row for each contender, in the order in which they first appear.
 
-    Speed is `bench.report`'s: the median of ratios paired by prompt, over the first contender, which is this library's
-    plain decoding, tokens after those that the prompt's pass brought. `tokens_per_second` is summarised in the same
-    way, under the same keys: its `speedup` is the median of tokens per second. Copied text is kept apart, as there.
-    `share` is the median of tokens per second over those that reading all weights once for each would allow;
-    speculation can exceed it. Memory is the whole process's, at its peak.
+    Speed is as in `bench.report`: the median of ratios, paired by prompt, to the first contender, this library's plain
+    decoding. It counts the tokens after those of the prompt's pass. `tokens_per_second` is summarised in the same way,
+    under the same keys: its `speedup` is the median of tokens per second. Copied text is kept apart, as there. `share`
+    is the median ratio of tokens per second to those possible if each token read all weights once; speculation can
+    exceed 1. Memory is the whole process's, at its peak.
     """
     found = []
     sets = list(dict.fromkeys(record["dataset"] for record in records))
@@ -44,7 +44,8 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], title: str) -> str:
-    """The table for people, speeds by set of prompts where there are several, and who is missing and why."""
+    """The table in Markdown, with speeds by set of prompts if there are several, and the missing contenders with
+    reasons."""
     main = [
         {
             "who": f"`{row['name']}`",
@@ -71,7 +72,7 @@ def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], tit
 
 
 def _by_set(first: str, row: Mapping[str, Any], speeds: Mapping[str, Any], form: str) -> dict[str, str]:
-    """Cells of speeds by set of prompts, their geometric mean, and copied text in columns of its own."""
+    """Cells with speeds by set of prompts and their geometric mean; copied text has separate columns."""
     columns = speeds["sets"] | {"geometric mean": speeds["speedup_over_sets"]} | speeds["copied"]
     cells = {name: _number(speed, form) for name, speed in columns.items()}
     return {first: f"`{row['name']}`"} | cells | _equality(row)
@@ -83,7 +84,7 @@ def _equality(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _table(lines: Sequence[Mapping[str, str]]) -> str:
-    """Markdown of lines that have the same columns."""
+    """A Markdown table of lines with the same columns."""
     cells = [list(lines[0]), ["---"] * len(lines[0]), *(line.values() for line in lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 

@@ -1,4 +1,4 @@
-"""A GGUF of weights as they are, or as Q8_0: what llama.cpp and OpenVINO read.
+"""Writes weights, unchanged or as Q8_0, into a GGUF file for llama.cpp and OpenVINO.
 
 Names, metadata and the order of query and key rows follow the GGUF specification and llama.cpp's reading of it.
 """
@@ -68,9 +68,9 @@ def write_gguf(
 
 
 def _in_order(name: str, weight: Tensor, config: Any) -> Tensor:
-    """A tensor with its rows as the architecture's rotation wants them.
+    """A tensor with its rows in the order that the architecture's rotation needs.
 
-    Llama's in GGUF turns neighbouring rows of a head, transformers' those half a head apart.
+    Llama's in GGUF rotates neighbouring rows of a head, transformers' rotates rows half a head apart.
     """
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
@@ -109,7 +109,7 @@ def _add_sizes(writer: GGUFWriter, config: Any) -> None:
 
 
 def _add_vocabulary(writer: GGUFWriter, tokenizer: dict[str, Any], size: int, eos: int) -> None:
-    """Tokens, their kinds and merges. Prompts come as ids, so that how text is split hardly matters."""
+    """Tokens, their kinds and merges. Prompts are sent as ids, so that tokenization hardly matters."""
     kinds = dict.fromkeys(tokenizer["model"]["vocab"].values(), TokenType.NORMAL)
     tokens = {number: text for text, number in tokenizer["model"]["vocab"].items()}
     for added in tokenizer["added_tokens"]:

@@ -31,7 +31,7 @@ from outpace.models.packed import PackedModel
 
 @dataclass(frozen=True)
 class Scores:
-    """What a library computed in N windows of C tokens: of each, the tokens behind the first half are scored.
+    """A library's results for N windows of C tokens; of each, the tokens after the first half are scored.
 
     Attributes:
         perplexity: of all scored tokens.
@@ -59,7 +59,7 @@ def main(
         ids, theirs = score_in_llama_cpp(programs / "llama-perplexity", model, text, context, count, Path(scratch))
     windows = with_bos(ids, read_gguf(Path(model)).values.get("tokenizer.ggml.bos_token_id"))
     scores = {"llama.cpp": theirs}
-    # The file's own blocks, and its weights as numbers in float32.
+    # Products with the file's blocks, and with its weights in float32.
     for name, dtype, quantize in (("file", "auto", "auto"), ("float32", "float32", "none")):
         target, codec = load_target(model, dtype, "cpu", context, 1, quantize)
         scores[f"outpace/{name}"] = score(target, windows)
@@ -78,7 +78,7 @@ def main(
 def score_in_llama_cpp(
     program: Path, model: str, text: str, context: int, threads: int, scratch: Path
 ) -> tuple[Tensor, Scores]:
-    """The [N, C] ids into which llama.cpp cuts a text, and what it scores.
+    """The [N, C] ids into which llama.cpp tokenizes a text, and its scores.
 
     Raises:
         PeerMissing: it failed.
@@ -99,7 +99,7 @@ def score_in_llama_cpp(
 
 
 def read_logits(file: Path) -> tuple[Tensor, Tensor]:
-    """The [N, C] ids in a file of `--kl-divergence-base`, and the likeliest in place of each that is scored.
+    """The [N, C] ids in a file of `--kl-divergence-base`, and the likeliest id in place of each scored one.
 
     Eight letters, three counts, the ids; then rows of 16-bit steps below the largest logit, after two floats each.
     """
@@ -121,7 +121,7 @@ def with_bos(ids: Tensor, bos: int | None) -> Tensor:
 
 
 def score(model: PackedModel, windows: Tensor) -> Scores:
-    """What this library's passes say of the tokens behind the first half of each window."""
+    """This library's scores for the tokens after the first half of each window."""
     target, first = FrozenTarget(model), windows.shape[1] // 2
     head, losses, best = target.drafting_head(None), [], []
     for window in windows:

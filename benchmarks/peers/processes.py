@@ -1,4 +1,4 @@
-"""Processes that answer one at a time: whoever is not asked stands still, and takes no core from whoever is."""
+"""Processes that answer one at a time: all others are stopped, and take no core from the one that answers."""
 
 import json
 import os
@@ -22,22 +22,22 @@ LOADING_S, ANSWER_S, END_S = 900.0, 600.0, 10.0
 
 
 class RunnerProcess:
-    """A runner in its own environment, loaded and then stopped until it is asked.
+    """A runner in its own environment, loaded and then stopped until a request.
 
-    Threads wait as the library would have them wait: a stopped process does not spin.
+    Threads wait as the library chooses: a stopped process does not spin.
 
     Args:
         python: of its environment.
         script: the runner.
         settings: as `serve` describes.
         log: a file for what it prints.
-        variables: of its environment, beside those of this process.
+        variables: environment variables in addition to this process's.
 
     Attributes:
-        facts: what records say of it: the runner's, and the seconds until it was loaded, imports included.
+        facts: facts for records: the runner's, and the seconds until it was loaded, imports included.
 
     Raises:
-        PeerMissing: it does not load.
+        PeerMissing: it cannot be loaded.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RunnerProcess:
         started = perf_counter()
         inherited = {key: value for key, value in os.environ.items() if key not in VARIABLES}
         with log.open("wb") as sink:
-            # A group of its own in our session: if this process is killed, the kernel ends it, stopped or not.
+            # A new process group in our session: if this process is killed, the kernel ends the group, stopped or not.
             self._process = subprocess.Popen(
                 [str(python), "-P", str(SERVE), str(script), json.dumps(settings)],
                 stdin=subprocess.PIPE,
@@ -74,7 +74,7 @@ class RunnerProcess:
         """The answer to a prompt, as `serve.Clock.answer` gives it.
 
         Raises:
-            PeerMissing: the process ended or fell silent.
+            PeerMissing: the process ended or did not answer in time.
         """
         request = {"method": method, "prompt": list(prompt), "max_new_tokens": max_new_tokens}
         self._signal(signal.SIGCONT)
@@ -89,7 +89,7 @@ class RunnerProcess:
             self._signal(signal.SIGSTOP)
 
     def memory_mb(self) -> float:
-        """MiB that it and its children held in memory at most, or hold now where the system keeps no peak."""
+        """Peak memory in MiB of the process and its children; the current memory if the system keeps no peak."""
         return sum(map(_peak_bytes, self._family())) / 2**20
 
     def cpu_seconds(self) -> float:
@@ -115,11 +115,11 @@ class RunnerProcess:
         return [parent, *parent.children(recursive=True)]
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        """The next line. There is one for each request, so nothing waits in the reader's buffer."""
+        """The next line. Each request has one, so nothing remains in the reader's buffer."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         if not ready:
-            self._signal(signal.SIGKILL)  # its late answer would be taken for that to the next request
+            self._signal(signal.SIGKILL)  # a late answer would be taken for the next request's
             raise PeerMissing(f"{self._name}: silent for {seconds:.0f} s: {self._last_words()}")
         line = self._process.stdout.readline()
         if not line:

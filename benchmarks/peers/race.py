@@ -1,4 +1,4 @@
-"""The race: every prompt goes to every contender, one at a time, in an order that turns; one record for each."""
+"""The race: every prompt goes to every contender, one at a time, in rotating order; one record for each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,13 +15,13 @@ from outpace.data.workload import WorkItem
 
 @dataclass(frozen=True)
 class Task:
-    """What everybody decodes.
+    """The prompts that all contenders decode.
 
     Attributes:
         items, prompts: prompts and their ids.
-        max_new_tokens: of an answer.
-        eos: ids that end one.
-        shared: what every record says, such as the machine.
+        max_new_tokens: tokens of an answer at most.
+        eos: ids that end an answer.
+        shared: fields of every record, such as the machine.
     """
 
     items: tuple[WorkItem, ...]
@@ -36,9 +36,9 @@ class Entry:
     """A method of a running process.
 
     Attributes:
-        peer, service, method: which.
-        process: that serves it.
-        memory_mb: most that the process held.
+        peer, service, method: names of peer and method, and the process's description.
+        process: the process that serves it.
+        memory_mb: the process's peak memory in MiB.
     """
 
     peer: str
@@ -52,7 +52,7 @@ class Entry:
         return entry_name(self.peer, self.service, self.method)
 
     def run(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
-        """Its answer."""
+        """Its answer to a prompt, as `RunnerProcess.ask` gives it."""
         answer = self.process.ask(self.method, prompt, max_new_tokens)
         self.memory_mb = max(self.memory_mb, self.process.memory_mb())
         return answer
@@ -60,14 +60,14 @@ class Entry:
 
 @dataclass
 class Race:
-    """Contenders and what they decode.
+    """Contenders and their task.
 
     Attributes:
-        entries: who races, plain decoding of this library first; who fails is taken out.
-        task: what they decode.
-        missing: who does not race, with the reason.
-        ceiling: measures how many tokens per second one reading of all weights for each would allow; None where
-            contenders read different weights.
+        entries: the contenders, this library's plain decoding first; one that fails is removed.
+        task: the prompts that they decode.
+        missing: the reasons of contenders that cannot run or failed, by name.
+        ceiling: measures tokens per second if each token only reads all weights once; None if contenders read different
+            weights.
     """
 
     entries: list[Entry]
@@ -79,12 +79,12 @@ class Race:
         self.baseline = self.entries[0].name
 
     def groups(self) -> Iterator[list[Record]]:
-        """Warm everybody up, then the records of each prompt as soon as all have decoded it.
+        """Warm up all contenders, then yield the records of each prompt as soon as all have decoded it.
 
         Raises:
-            PeerMissing: this library's plain decoding failed, with which all are compared.
+            PeerMissing: this library's plain decoding failed, with which all others are compared.
         """
-        # Backwards: methods that learn over requests would know how the first answer begins.
+        # Reversed: methods that learn across requests would otherwise know how the first answer begins.
         warm_up = self.task.prompts[0][::-1]
         for entry in list(self.entries):
             self._run(entry, warm_up, min(WARM_UP_TOKENS, self.task.max_new_tokens))
@@ -100,7 +100,7 @@ class Race:
             ]
 
     def _run(self, entry: Entry, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any] | None:
-        """An answer, or None from who fails, who then races no more."""
+        """An answer, or None if the contender failed; it is then removed."""
         try:
             return entry.run(prompt, max_new_tokens)
         except PeerMissing as error:
@@ -119,7 +119,7 @@ class Race:
         times = {"ttft_ms": answer["prompt_seconds"] * 1e3, "decode_ms": answer["decode_seconds"] * 1e3}
         run = TurnRun(ids, "", "stop" if ids and ids[-1] in eos else "length", counters | times)
         group = {"number": number} | group_figures([[run]])
-        # Who drafts from the prompt's pass on has more than one token at its end.
+        # A contender that drafts during the prompt's pass has more than one token after it.
         group["decoded"] = len(ids) - answer["first"]
         decode_ms = group["decode_ms"]
         group["tokens_per_second"] = 1e3 * group["decoded"] / decode_ms if group["decoded"] and decode_ms else None
@@ -132,14 +132,14 @@ class Race:
             **self.task.shared,
         }
         record |= prompt_figures([run]) | {"arrivals": answer["arrivals"], "group": group}
-        is_equal = self._said(answer) == self._said(answers[self.baseline])
+        is_equal = self._without_eos(answer) == self._without_eos(answers[self.baseline])
         own = answers.get(entry_name(entry.peer, entry.service, PLAIN))
         record |= {"memory_mb": entry.memory_mb, "equal": is_equal, "process": entry.process.facts}
         record |= {"finding": {"kind": "equal" if is_equal else "different"}}
-        record |= {"equal_to_own_plain": None if own is None else self._said(answer) == self._said(own)}
+        record |= {"equal_to_own_plain": None if own is None else self._without_eos(answer) == self._without_eos(own)}
         return record | {"sampling": asdict(SamplingParams(self.task.max_new_tokens))}
 
-    def _said(self, answer: Mapping[str, Any] | None) -> list[int]:
-        """An answer's ids without one that ends it, which some peers keep to themselves."""
+    def _without_eos(self, answer: Mapping[str, Any] | None) -> list[int]:
+        """An answer's ids without a final EOS, which some peers do not return."""
         ids: list[int] = [] if answer is None else answer["token_ids"]
         return ids[:-1] if ids and ids[-1] in self.task.eos else ids

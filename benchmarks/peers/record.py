@@ -30,7 +30,7 @@ from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.tokenizer import TextCodec
 
 RECORDED = (("outpace", "default"), ("llama.cpp", "plain"), ("llama.cpp", "ngram-mod"))
-BUSY, PAUSE_S = 0.05, 5.0  # share of the cores' time that others may have; seconds until the next try
+BUSY, PAUSE_S = 0.05, 5.0  # share of the cores' time that other programs may use; seconds until the next try
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Recorder:
     constraints: Path
 
     def run(self, name: str, method: str) -> dict[str, Any]:
-        """The record of a run during which the machine was quiet."""
+        """The record of a run on an otherwise idle machine."""
         while True:
             record = self._decode(name, method)
             print(f"{name} {method}: others had {record['others']:.1%} of the cores", file=sys.stderr)
@@ -82,7 +82,7 @@ class Recorder:
         return record | {"tokens_per_second": round(speed, 2), "pieces": self._pieces(answer)}
 
     def _pieces(self, answer: dict[str, Any]) -> list[list[Any]]:
-        """Seconds since the request, tokens and text of each arrival."""
+        """For each arrival, seconds since the request, number of tokens, and text."""
         pieces: list[list[Any]] = []
         end, before = 0, ""
         for seconds, size in answer["chunks"]:
@@ -116,7 +116,7 @@ def main(
 
 
 def _busy_seconds() -> float:
-    """CPU time of the machine that was not idle, since it started."""
+    """Seconds that the machine's cores were busy, summed, since its start."""
     times = psutil.cpu_times()
     return times.user + times.system + getattr(times, "nice", 0.0)
 

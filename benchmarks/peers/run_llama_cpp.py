@@ -1,4 +1,4 @@
-"""llama.cpp's own server: plain, or with one kind of its drafts; a server has one of them, so each has a process."""
+"""llama.cpp's server: plain, or with one of its kinds of drafts; each needs a process of its own."""
 
 import atexit
 import json
@@ -18,11 +18,11 @@ _EVENT = b"data: "
 
 
 class Contender:
-    """A server, with its defaults but for threads, context, and what it would keep from prompt to prompt.
+    """A server with its defaults, except for threads, context, and caches that would last from prompt to prompt.
 
     Args:
-        settings: as `serve` describes; "weights" and "draft" are GGUF files. With "streamed" ids arrive when the server
-            sends them, and times are those of arrival; a race leaves that HTTP out.
+        settings: as `serve` describes; "weights" and "draft" are GGUF files. With "streamed" ids arrive as the server
+            sends them, and times are those of arrival; a race excludes HTTP's time.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -67,12 +67,12 @@ class Contender:
         }
 
     def _wait(self) -> None:
-        """Until the model is loaded. A server that ends has given the reason, and this process ends without another."""
+        """Wait until the model is loaded. If the server ends, it has printed the reason, and this process ends too."""
         while self._server.poll() is None:
             try:
                 self._call("/health")
                 return
-            except URLError:  # nobody listens yet, or "loading model"
+            except URLError:  # the server does not listen yet, or answers "loading model"
                 sleep(_POLL_S)
         sys.exit(1)
 

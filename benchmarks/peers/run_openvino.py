@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: plain, or with its prompt lookup; a pipeline has one of them."""
+"""OpenVINO GenAI: plain, or with its prompt lookup; each needs a pipeline."""
 
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +12,7 @@ DRAFTED, NGRAM = 5, 3
 
 
 class _Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
-    """Hands on what arrives."""
+    """Passes arriving ids to the clock."""
 
     def __init__(self, clock: Any) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Contender:
 
     @staticmethod
     def _scheduler() -> Any:
-        """Nothing is kept from prompt to prompt."""
+        """A configuration that keeps nothing from prompt to prompt."""
         config = openvino_genai.SchedulerConfig()
         config.enable_prefix_caching, config.cache_size = False, 1  # GB
         return config

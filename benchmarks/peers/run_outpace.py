@@ -22,7 +22,7 @@ class Contender:
             **options,
             device="cpu",
             max_num_seqs=1,
-            profile=False,  # the default, not what was tuned here
+            profile=False,  # the default method, not one tuned on this machine
             enable_prefix_caching=False,  # several methods decode the same prompts
         )
         self.facts = {

@@ -12,7 +12,7 @@ LOOKUP_TOKENS = 10
 
 
 class _Streamer(BaseStreamer):
-    """Hands on what arrives; the first call brings the prompt."""
+    """Passes arriving ids to the clock; the first call has the prompt."""
 
     def __init__(self, clock: Any) -> None:
         self._clock, self._has_prompt = clock, False
@@ -67,7 +67,7 @@ class Contender:
             temperature=None,
             top_p=None,
             top_k=None,
-            repetition_penalty=1.0,  # a model's generation_config.json may recommend one, which nobody else applies
+            repetition_penalty=1.0,  # a model's generation_config.json may set one that no other peer uses
             eos_token_id=self._eos or [-1],
             pad_token_id=self._eos[0] if self._eos else 0,
             streamer=_Streamer(clock),

@@ -1,4 +1,4 @@
-"""vLLM on the CPU: plain, or with its n-gram drafts; an engine has one of them, so each has a process."""
+"""vLLM on the CPU: plain, or with its n-gram drafts; each needs an engine, and thus a process, of its own."""
 
 import os
 from importlib.metadata import version

@@ -1,7 +1,7 @@
 """The process of one contender: reads prompts as JSON lines from standard input, answers on standard output.
 
 It runs in the contender's own environment, so it imports nothing but the standard library: `python -P serve.py RUNNER
-SETTINGS`, where RUNNER is a file beside this one and SETTINGS are JSON. A runner has a class `Contender`, made of the
+SETTINGS`, where RUNNER is a file in this folder and SETTINGS are JSON. A runner has a class `Contender`, made of the
 settings, with
 
     facts                                       what records say of it: "versions", "threads", a "note"
@@ -21,11 +21,11 @@ from typing import Any
 
 
 class Clock:
-    """Notes which ids have arrived, and when.
+    """Records which ids have arrived, and when.
 
     Args:
-        eos: ids that end an answer; what arrives behind one is dropped.
-        most: ids of an answer.
+        eos: ids that end an answer; ids that arrive after one are dropped.
+        most: ids of an answer at most.
     """
 
     def __init__(self, eos: Sequence[int], most: int) -> None:
@@ -37,7 +37,7 @@ class Clock:
         self._sizes: list[int] = []
 
     def put(self, ids: Sequence[int]) -> bool:
-        """Take ids that have just arrived; whether the answer is complete."""
+        """Add ids that have just arrived. Returns whether the answer is complete."""
         if self.has_ended or not ids:
             return self.has_ended
         before = len(self.ids)
@@ -52,8 +52,8 @@ class Clock:
         return self.has_ended
 
     def answer(self) -> dict[str, Any]:
-        """The ids, how many of them came with the prompt's pass, the seconds until those and from there on, and each
-        arrival's seconds and number of ids."""
+        """The ids, how many of them came with the prompt's pass, the seconds until then and after it, the number of
+        arrivals, and each arrival's seconds and number of ids."""
         start, first, last = self._times[0], self._times[min(1, len(self._times) - 1)], self._times[-1]
         said = {"token_ids": self.ids, "first": self.first, "arrivals": len(self._times) - 1}
         chunks = [(time - start, size) for time, size in zip(self._times[1:], self._sizes, strict=True)]
@@ -63,7 +63,7 @@ class Clock:
 def main() -> None:
     """Serve until standard input ends."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes where their warnings go
+    os.dup2(2, 1)  # prints of libraries go to standard error, as standard output is for answers
     settings = json.loads(sys.argv[2])
     spec = importlib.util.spec_from_file_location("runner", sys.argv[1])
     assert spec is not None

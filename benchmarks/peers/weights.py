@@ -1,4 +1,4 @@
-"""A model as a GGUF, from the weights that this library loads."""
+"""Exports a model as a GGUF file, from the weights that this library loads."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from outpace.models.loading.registry import resolve
 
 
 def export_gguf(exported: Path, precision: str) -> Path:
-    """A GGUF of an exported folder, made once.
+    """The path of a GGUF file of an exported folder, made once.
 
     Args:
-        exported: of `export`.
+        exported: a folder made by `export`.
         precision: a key of `gguf_file.FORMATS`.
 
     Raises:
@@ -35,6 +35,6 @@ def export_gguf(exported: Path, precision: str) -> Path:
 
 
 def weight_bytes(file: Path) -> int:
-    """Bytes of a GGUF's tensors that each token reads: all but an embedding that is not the head, too."""
+    """Bytes of a GGUF file's tensors that each token reads: all except an embedding that is not also the head."""
     sizes = {name: tensor.data.nbytes for name, tensor in read_gguf(file).tensors.items()}
     return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)

@@ -1,4 +1,4 @@
-"""Milliseconds of work on a device, eager or as a CUDA graph."""
+"""Measures milliseconds of work on a device, eager or as a CUDA graph."""
 
 import time
 from collections.abc import Callable
@@ -14,8 +14,8 @@ class Clock:
 
     Args:
         device: of the work.
-        repeats: of which the median is taken.
-        deadline: of `time.monotonic`, after which nothing more is measured.
+        repeats: number of measurements for a median.
+        deadline: by `time.monotonic`; nothing is measured after it.
     """
 
     def __init__(self, device: torch.device, repeats: int, deadline: float) -> None:
@@ -27,7 +27,7 @@ class Clock:
 
     @torch.inference_mode()
     def times(self, work: Work, graph: bool = True) -> dict[str, float | str]:
-        """{"eager_ms": ..., "graph_ms": ...}; what could not be had says why."""
+        """{"eager_ms": ..., "graph_ms": ...}; the reason instead of a time that could not be measured."""
         if self.is_over:
             return {"left_out": "time was up"}
         found: dict[str, float | str] = {}
@@ -50,7 +50,7 @@ class Clock:
             work()
             return (time.perf_counter() - started) * 1e3
         torch.cuda.synchronize()
-        # The host's clock, not events: where the host cannot keep up, that is part of what a round takes.
+        # The host's clock, not events: if the host cannot keep up, its delay is part of a round's time.
         started = time.perf_counter()
         work()
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Speedups that measured times imply with the papers' acceptance lengths, beside the papers' own."""
+"""Computes the speedups that measured times imply with the papers' acceptance lengths, next to the papers' speedups."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def implied_speedups(case: dict[str, Any], rows: int) -> dict[str, Any]:
     """Per method and data set tau * T_plain / T_round of one case, with the paper's at the nearest concurrency.
 
     Args:
-        case: of `scripts.gpu.latency`.
-        rows: verified per request; EAGLE-3's tree and the blocks have as many.
+        case: a case of `scripts.gpu.latency`.
+        rows: verified rows per request, which EAGLE-3's tree and the blocks have.
     """
     if "plain" not in case or str(rows) not in case["verify"]:
         return {}
@@ -44,6 +44,6 @@ def implied_speedups(case: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _best(times: dict[str, Any]) -> float | None:
-    """The graph's time where there is one."""
+    """The graph's time if there is one, else the eager time."""
     found = times.get("graph_ms", times.get("eager_ms"))
     return None if found is None else float(found)

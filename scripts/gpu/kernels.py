@@ -1,4 +1,4 @@
-"""Every Triton kernel against its torch reference, on random passes of the shapes that are timed."""
+"""Checks every Triton kernel against its torch reference, on random passes with the timed shapes."""
 
 import random
 from typing import Any
@@ -49,7 +49,7 @@ def _noise(device: torch.device) -> bool:
 
 
 def _worst(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite where one is NaN, which Python's `max` would pass over."""
+    """The largest difference; infinite if one is NaN, which Python's `max` would ignore."""
     return float((one - other).abs().nan_to_num(nan=torch.inf).max())
 
 

@@ -1,4 +1,4 @@
-"""Where a round's time goes: the target's passes, every part of three drafters, the verdict and the commit."""
+"""Measures the parts of a round: the target's passes, every part of three drafters, the verdict and the commit."""
 
 import gc
 import os
@@ -53,7 +53,8 @@ class Latency:
 
     @torch.inference_mode()
     def cases(self) -> Iterator[dict[str, Any]]:
-        """One case after the other: the smallest contexts and both ends of the batches first, in case time runs out."""
+        """Yield the measured cases: the smallest contexts, and the smallest and largest batch, come first, in case time
+        runs out."""
         batches = self._sizes.batches
         order = [batches[0], batches[-1], *batches[1:-1]]
         for context in self._sizes.contexts:
@@ -90,8 +91,8 @@ class Latency:
         return found
 
     def rounds(self, batch: int, new_tokens: int) -> dict[str, Any]:
-        """Milliseconds of a round of Domino's chains in the engine by phase, launched one by one and as graphs; what is
-        left over is bookkeeping."""
+        """Milliseconds of a round of Domino's chains in the engine by phase, launched one by one and as graphs; the
+        rest is bookkeeping."""
         found: dict[str, Any] = {"batch": batch}
         for name, wish in (("eager", "off"), ("graphs", "on")):
             with captures(wish):
@@ -102,10 +103,10 @@ class Latency:
         target = PackedTarget(self._model, 64 + new_tokens, batch, (), pack=False, tiled=True)
         embedding = self._model.get_input_embeddings()
         source = block_source(self._domino, embedding, target.head, target.max_length, batch)
-        source.slots.tiled = True  # a CPU goes through what a GPU does
+        source.slots.tiled = True  # a CPU runs the same code as a GPU
         proposer = StaticProposer(source, Chain(), self._sizes.block - 1, self._device)
         prompts = torch.randint(self._sizes.vocab, (batch, 48)).tolist()
-        for _ in range(2):  # kernels are compiled in the first
+        for _ in range(2):  # the first run compiles kernels
             engine = Engine(target)
             wanted = [SamplingParams(max_new_tokens=new_tokens)] * batch
             metrics = decode(engine, prompts, wanted, [proposer] * batch)[0].metrics
@@ -114,8 +115,8 @@ class Latency:
         return {name: round(spent / max(metrics.steps, 1), 4) for name, spent in phases.items()}
 
     def _engine_pass(self, target: PackedTarget, rows: int) -> dict[str, Any]:
-        """What the engine calls for a tree of every request, tables and head included: launched one by one, and over
-        static buffers as graphs."""
+        """The engine's pass over a tree of every request, tables and head included: launched one by one, and as graphs
+        over static buffers."""
         trees = [
             DraftTree(torch.zeros(rows, dtype=torch.int64, device=self._device), Topology.chain(rows))
             for _ in target.kv.lengths
@@ -123,7 +124,7 @@ class Latency:
         return self._both_ways(target, lambda: target.run_pass((), range(len(trees)), trees)[1])
 
     def _both_ways(self, owner: PackedTarget | NetSlots, work: Work) -> dict[str, Any]:
-        """Work that its owner captures, or does not."""
+        """Times of work, with the owner's capturing of graphs off and on."""
         found: dict[str, Any] = {}
         for name, owner.captures in (("eager", False), ("graphs", True)):
             times = self._clock.times(work, graph=False)
@@ -132,7 +133,7 @@ class Latency:
         return found
 
     def _pass(self, target: PackedTarget, rows: int) -> Any:
-        """A pass with its head and the best ids, over tables that are made beforehand."""
+        """A function that makes a pass with head and best ids, over tables that are already made."""
         tokens = torch.zeros(rows, dtype=torch.int64)
         parts = [PassPart.of(slot, tokens) for slot in range(len(target.kv.lengths))]
         segments, positions = target._segments(parts)
@@ -147,7 +148,8 @@ class Latency:
         return work
 
     def _verdict(self, target: PackedTarget) -> dict[str, Any]:
-        """Walking a chain of every request on the host, each to its half, with one read of the best ids."""
+        """Times of walking a chain of every request on the host, to the middle of each, with one read of the best
+        ids."""
         rows, batch = self._sizes.block, len(target.kv.lengths)
         best = torch.ones(batch * rows, dtype=torch.int64, device=self._device)
         shapes = [Topology.chain(rows)] * batch
@@ -160,7 +162,7 @@ class Latency:
         return self._clock.times(work, graph=False)
 
     def _commit(self, target: PackedTarget) -> dict[str, Any]:
-        """Moving a branching path of every request into place."""
+        """Times of moving a branching path of every request into place."""
         path = list(range(0, 2 * (self._sizes.block // 4), 2))
         lengths = list(target.kv.lengths)
 
@@ -171,7 +173,7 @@ class Latency:
         return self._clock.times(work, graph=False)
 
     def _block_parts(self, net: DFlashNet, target: PackedTarget) -> dict[str, Any]:
-        """Features into context, the block, the target's head over all depths."""
+        """Times of writing features into the context, of the block, and of the target's head over all depths."""
         sizes, batch, context = self._sizes, len(target.kv.lengths), target.kv.lengths[0]
         slots = _net_slots(net, batch, context, sizes.block + ACCEPTED)
         parts = [Rows(slot, sizes.block, torch.arange(sizes.block)) for slot in range(batch)]
@@ -190,7 +192,7 @@ class Latency:
         }
 
     def _rollout(self, batch: int) -> dict[str, Any]:
-        """Domino's head over all depths: a chain, and a chain with the table of gates."""
+        """Times of Domino's head over all depths: for a chain, and for a chain with the table of gates."""
         sizes, config = self._sizes, self._domino.config
         assert isinstance(self._domino, DominoNet)
         weights = HeadWeights.of(self._domino.head, None)
@@ -211,7 +213,7 @@ class Latency:
         }
 
     def _eagle_parts(self, net: Eagle3Net, target: PackedTarget) -> dict[str, Any]:
-        """A level of the tree: the net over its rows, and its head with the best ids."""
+        """Times of a level of the tree: the net over its rows, and its head with the best ids."""
         sizes, batch, context = self._sizes, len(target.kv.lengths), target.kv.lengths[0]
         breadth = sizes.eagle_breadth
         slots = _net_slots(net, batch, context, breadth)
@@ -234,7 +236,7 @@ class Latency:
 
 @contextmanager
 def captures(wish: str) -> Iterator[None]:
-    """Models and drafters that are made inside capture their passes, "on", or do not, "off"."""
+    """Set whether models and drafters made in the block capture their passes: "on" or "off"."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = wish
     try:

@@ -1,4 +1,5 @@
-"""Methods against plain decoding in bfloat16: tokens equal, or how close the first difference was; and exact mode."""
+"""Compares methods with plain decoding in bfloat16: whether tokens are equal, or the margin of the first difference;
+also in exact mode."""
 
 from typing import Any
 
@@ -21,7 +22,7 @@ METHODS = ("recycle", "linear", "dynatree:budget=60", "outpace:draft=none")
 
 
 def check_lossless(sizes: Sizes, device: torch.device, new_tokens: int, small: bool) -> dict[str, Any]:
-    """By mode, how exact the probe finds it, and each method's comparison and milliseconds by phase."""
+    """By mode, the exactness that the probe finds, and each method's comparison and milliseconds by phase."""
     model = random_target(sizes, device, torch.float32 if small else torch.bfloat16)
     found: dict[str, Any] = {}
     for mode in ("as usual", "exact"):

@@ -1,4 +1,4 @@
-"""What is measured: a target of Qwen3-8B's shape and drafters of the published shapes, or all of it small."""
+"""Sizes to measure: a target of Qwen3-8B's shape and drafters of the published shapes, or small ones."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +23,8 @@ class Sizes:
         state, rank: G and r of Domino's head.
         draft_vocab: of EAGLE-3.
         eagle_depth, eagle_breadth: levels of EAGLE-3's tree and rows of each.
-        contexts, batches, trees: what times are taken for; trees are rows per request that are verified.
-        repeats: of which the median is taken.
+        contexts, batches, trees: the values to time; trees are verified rows per request.
+        repeats: number of measurements for a median.
     """
 
     layers: int
@@ -75,13 +75,13 @@ def random_target(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pre
         tie_word_embeddings=False,
     )
     register_attention()
-    with torch.device(device):  # a CPU would draw billions of numbers for minutes
+    with torch.device(device):  # on a CPU drawing billions of numbers would take minutes
         model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
     return model.to(device).eval()
 
 
 def drafter_configs(sizes: Sizes) -> tuple[DFlashConfig, DominoConfig, Eagle3Config]:
-    """Of z-lab/Qwen3-8B-DFlash-b16, Huang2020/Qwen3-8B-Domino-b16 and AngelSlim/Qwen3-8B_eagle3."""
+    """The configs of z-lab/Qwen3-8B-DFlash-b16, Huang2020/Qwen3-8B-Domino-b16 and AngelSlim/Qwen3-8B_eagle3."""
     layer: dict[str, Any] = {
         "hidden_size": sizes.hidden, "intermediate_size": sizes.inner, "heads": sizes.heads,
         "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "rope_theta": 1e6, "max_positions": 40960,

@@ -127,7 +127,7 @@ def test_a_token_that_ends_the_answer_is_no_difference(fakes: Fakes) -> None:
     (group,) = race.groups()
     assert group[0]["token_ids"] == [[1, 2, 3]]
     assert group[0]["finish_reasons"] == ["stop"]
-    assert race._said({"token_ids": [1, 2, 3]}) == race._said({"token_ids": [1, 2]}) == [1, 2]
+    assert race._without_eos({"token_ids": [1, 2, 3]}) == race._without_eos({"token_ids": [1, 2]}) == [1, 2]
 
 
 def test_turns_rotate(fakes: Fakes) -> None:
