@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything marked GPU in one command, under 10 minutes on 12 cores (with pytest-xdist), without network; the last line
+# All tests marked GPU in one command, under 10 minutes on 12 cores (with pytest-xdist), without network; the last line
 # is a JSON record with hardware and versions: tests, kernels against references, lossless runs and exact mode,
-# latencies and what they imply.
+# latencies, and the speedups that they imply.
 # usage: scripts/gpu_check.sh [PYTHON]   (an interpreter with torch, transformers and this package's other needs)
 #        scripts/gpu_check.sh --cpu [PYTHON]   all of it small, without a GPU: kernels run in Triton's interpreter
 set -euo pipefail

@@ -32,7 +32,7 @@ join_file() { # DIR FILE
 
 left() { echo $((deadline - $(date +%s))); }
 
-# Interrupted rather than killed at the deadline, so that finished work is stored. 124: time is up.
+# Interrupt, not kill, a command at the deadline, so that finished work is stored. Status 124: time is up.
 limited() {
   [ "$(left)" -gt 20 ] || return 124
   timeout --signal=INT --kill-after=30 "$(left)" "$@"

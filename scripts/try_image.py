@@ -18,11 +18,11 @@ ROOT = Path("build/image/root")
 MOST_BYTES = 1_200_000_000
 MOUNT = re.compile(r"--mount=type=bind,source=(\S+),target=(\S+)\s+")
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith("PIP_")} | {"PIP_RETRIES": "0"}
-"""pip's settings of this machine: where it finds packages. An index that cannot be reached is left out."""
+"""This machine's settings for pip, with the places of its packages. Retries are off: an index may be unreachable."""
 PLACES = {
     name: f"/mnt/{name.lower()}" for name, value in GIVEN.items() if value.startswith("/") and Path(value).exists()
 }
-"""Where the files and folders that they name are mounted."""
+"""Mount points of the files and folders in these settings."""
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from outpace.lib.errors import InvalidRequest
 HERE = Path(__file__).parent
 HF, OURS, FILE = "hf", "ours", "file"
 GGUF = "GGUF"
-"""The precision of who reads the GGUF file that is raced."""
+"""The precision of contenders that read the raced GGUF file."""
 LLAMA_CPP = ("plain", "ngram-simple", "ngram-mod", "ngram-map-k")
 DRAFTED = ("draft-1", "draft-2", "draft-3", "draft-4")
 NEED_A_DRAFT = {"assisted", *DRAFTED}

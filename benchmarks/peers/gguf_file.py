@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.lib.errors import InvalidRequest
 
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
-"""By `model_type`: what this file writes."""
+"""The architectures that this file writes, by `model_type`."""
 FORMATS = {
     "BF16": (GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "F32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
@@ -25,7 +25,7 @@ FORMATS = {
     "Q8_0": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "Q4_1": (GGMLQuantizationType.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
 }
-"""What matrices are stored in, and what the file says of itself."""
+"""The format of matrices, and the file type in the metadata."""
 _BLOCKED, _BLOCK = ("Q8_0", "Q4_1"), 32
 
 

@@ -15,7 +15,7 @@ from outpace.gpu.tree_attention import attend_plan, by_torch
 from outpace.sampling.noise import noise_bits, noise_key
 
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
-"""Largest differences that the order of sums explains, of outputs of about 1."""
+"""Largest differences that the order of sums explains, for outputs of about 1."""
 
 
 def check_kernels(device: torch.device, small: bool) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Classification:
 
 
 Runner = Callable[[Model, list[int], SamplingParams], tuple[int, ...]]
-"""Decodes one prompt with the method in question."""
+"""Decodes one prompt with the examined method; returns the generated ids."""
 
 
 class Certifier:
@@ -167,7 +167,7 @@ def certify(
 
 
 PlainTurn = list[tuple[int, list[int], Generation]]
-"""For one turn: index of the prompt in its group, ids asked, plain decoding's answer."""
+"""For each prompt of a group that has the turn: its index in the group, its ids, and plain decoding's answer."""
 
 
 def _plain_turns(model: Model, group: Sequence[WorkItem], params: SamplingParams) -> list[PlainTurn]:

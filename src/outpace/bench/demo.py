@@ -23,7 +23,7 @@ from outpace.lib.threads import COUNTS, processors
 
 ROUNDS, TOKENS, FEWEST_TOKENS = 3, 160, 32
 SHOW_SECONDS, RACE_SECONDS = 12.0, 32.0
-"""For plain decoding's text, and for all measured runs if none were faster than plain decoding; of each prompt."""
+"""Seconds per prompt for plain decoding's text, and for all measured runs if none were faster than plain decoding."""
 
 
 def main() -> None:

@@ -285,9 +285,9 @@ def _ask(endpoint: Endpoint, asked: Asked, start: float, arrival: float, is_over
 
 
 ONLY_REPORTED = (*REPORTED[:4], "tokens_per_step", "accepted_per_step")
-"""What a prompt's record holds where the server reports it with each answer, else None."""
+"""Fields of a prompt's record that are None unless the server reports them with each answer."""
 UNKNOWN = ("draft_passes", "retrieved", "accepted_retrieved", "token_ids", "rounds", *PHASES, *DRAFT_MS)
-"""What no server reports."""
+"""Fields that no server reports."""
 
 
 @dataclass(frozen=True)

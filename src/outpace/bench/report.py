@@ -156,7 +156,7 @@ def line(summary: dict[str, dict[str, Any]]) -> str:
 
 
 Cells = Sequence[tuple[Column, Callable[[dict[str, Any]], str]]]
-"""Columns of a table, each with the text of its cell in a row."""
+"""Columns of a table, each with a function from a row to its cell's text."""
 
 
 def number(name: str, digits: int, unit: str = "", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:

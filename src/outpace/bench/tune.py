@@ -22,7 +22,7 @@ from outpace.lib.stages import Progress
 from outpace.methods.catalog import parse_method
 
 FIRST_PROMPTS, KEPT, FINALISTS = 3, 3, 3
-"""Prompts of the first heat; of how many candidates one goes on, to as many times the prompts; how many decode all."""
+"""Prompts of the first heat; the factor by which each heat divides candidates and multiplies prompts; finalists."""
 WITHOUT_DRAFTER = (
     "outpace:draft=none",
     *(f"{name}:budget={budget}" for name in ("lookup", "recycle") for budget in (7, 15, 31)),

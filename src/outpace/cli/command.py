@@ -18,7 +18,7 @@ VALUES = {
     "batch_size": "PROMPTS",
     "keep": "COUNT",
 }
-"""What an option's value is called, by its name, where neither a settings class nor the option itself has a word."""
+"""Words for the values of options, by option, where neither a settings class nor the option itself has one."""
 ALIASES = ("--model", "-m")
 
 

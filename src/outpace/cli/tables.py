@@ -10,7 +10,7 @@ import typer
 from outpace.cli.options import ModelName, Workload, quieten_transformers, working
 
 NGRAMS = 2_000_000
-"""N-grams that are kept by default, the most frequent of each length."""
+"""Number of n-grams of each length to keep by default, the most frequent ones."""
 Out = Annotated[Path, typer.Option(help="The safetensors file to write.")]
 
 

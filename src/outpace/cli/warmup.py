@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outpace.trees.retrieval.warm_file import Calibration
 
 ROUNDS = 5
-"""Prompts of a file that names no LIMIT: a round of the Graft paper's warm-up is one prompt, answered (its table 4)."""
+"""Prompts of a file without LIMIT: a round of the Graft paper's warm-up answers one prompt (its table 4)."""
 
 
 @from_settings(

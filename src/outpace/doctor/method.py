@@ -18,7 +18,7 @@ from outpace.methods.stores import computed_by
 
 PROMPTS, TOKENS = "builtin:3", 48
 PROVENANCE = "provenance.json"
-"""What `outpace train` writes into a drafter's folder."""
+"""The file that `outpace train` writes into a drafter's folder."""
 _NEXT_TO_NOTHING = 0.05  # accepted drafts per round
 _MUCH_DRAFTING = 0.25  # of a round
 _MUCH_OVERHEAD = 0.4  # of a plain round

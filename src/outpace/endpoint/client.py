@@ -115,7 +115,7 @@ BUSY = (429, 503)
 KEY_REFUSED = (401, 403)
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 TLS_FILES = ("ssl_cert_file", "ssl_cert_dir", "sslkeylogfile")
-"""Variables, in either case, that httpx reads when a client is made."""
+"""Environment variables, in upper or lower case, that httpx reads when a client is made."""
 Body = Mapping[str, Any]
 
 

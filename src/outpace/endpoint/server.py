@@ -132,7 +132,7 @@ OPTIONAL = (
     "frequency_penalty",
     "ignore_eos",
 )
-"""Sent where they are not at their defaults: some servers refuse fields that they do not know."""
+"""Fields that are sent only if they differ from their defaults: some servers refuse unknown fields."""
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:

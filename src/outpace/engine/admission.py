@@ -21,7 +21,7 @@ from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.session import Session, Written, shared
 
 LEAST_SHARED = 16
-"""Shortest common prefix that pays for a copy, or for waiting."""
+"""Tokens of the shortest common prefix that is copied or waited for; less does not pay."""
 
 
 class Roster:

@@ -14,10 +14,11 @@ from outpace.engine.session import Session
 from outpace.sampling.grammar import Forced
 
 CERTAIN, FORCED, LAST = 0.99, 0.9, 0.65
-"""Probability that the next token of a forced text is the tokenizer's: where no other is allowed, where other
-tokenizations are, and for its last one, which may merge with what follows (measured: docs/results.md)."""
+"""Probability that the next token of a forced text is the tokenizer's: if no other is allowed, if other tokenizations
+are, and for its last token, which may merge with later text (measured: docs/results.md)."""
 _FIRST, _NEXT = 0.6, 0.4
-"""Assumed probability of drafts without scores: of the first below a node, and the ratio of each to the one before."""
+"""Assumed probabilities of drafts without scores: of a node's first child, and the ratio of each child to the one
+before."""
 _UNLIKELY = 0.02  # no forced text is searched below nodes with a smaller probability
 
 

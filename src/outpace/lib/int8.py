@@ -21,7 +21,7 @@ FIELD, FORMAT = "quantization_config", {"quant_method": "outpace-int8"}
 """In config.json: other engines refuse a format that they do not know."""
 SCALE = "_scale"
 LARGEST_ROTATION = 512
-_LEAST_ROWS, _LEAST_COLUMNS = 8, 32  # of a matrix that is worth storing in 8 bits
+_LEAST_ROWS, _LEAST_COLUMNS = 8, 32  # of the smallest matrix to store in 8 bits
 _ATTRIBUTE = "_outpace_int8"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Makes a progress bar of a label and a total; what it gives is called after each unit of work."""
+"""Makes a progress bar from a label and a total; its context gives a function to call after each unit of work."""
 _SHORTEST_SHOWN = 0.05  # seconds; shorter stages would be listed as 0.0 s
 
 

@@ -131,7 +131,7 @@ def _read(path: Path) -> str:
 
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""The standard's variable, and the one of GCC's library that overrules it."""
+"""OpenMP's variable, and the one of GCC's library, which overrides it."""
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that set torch's number of threads."""
 _CHOSEN: dict[str, str] = {}

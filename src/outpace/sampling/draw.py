@@ -45,7 +45,7 @@ def draw_keyed(
 
 
 Rows = Sequence[tuple[NodeOutputs, int]]
-"""Outputs and the number of one of their nodes, per row."""
+"""For each row, the outputs of a tree and the index of one of its nodes."""
 
 
 @dataclass(frozen=True)

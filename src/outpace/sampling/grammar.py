@@ -35,8 +35,8 @@ _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "
 _LARK = re.compile(
     r'"(?:\\.|[^"\\])*"?|(?://|#)[^\n]*|<[^<>\s]*>|/(?P<regex>(?:\\.|[^/\\])+)/?|(?P<schema>%json\s*)', re.DOTALL
 )
-"""Regular expressions and schemas in a grammar in Lark, and what may look like one: strings, comments, special tokens.
-Nothing needs its end, so that a text is read once."""
+"""Regular expressions and schemas in a Lark grammar, and parts that could look like them: strings, comments, special
+tokens. Closing marks are optional, so that a text is read only once."""
 
 
 class Forced(NamedTuple):

@@ -201,7 +201,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""No script, style or connection but the server's own, and no script or style within a page."""
+"""Only the server's own scripts, styles and connections are allowed, and none within a page."""
 
 
 class _Assets(StaticFiles):

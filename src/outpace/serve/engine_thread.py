@@ -10,7 +10,7 @@ from outpace.engine.session import Session
 from outpace.serve.metrics import Metrics
 
 News = tuple[int, StepEvent | Sample | Exception]
-"""The index of a choice, with an event, or with its result or error, which is the last."""
+"""The index of a choice, with an event, or at last with its result or error."""
 
 
 class Inbox:

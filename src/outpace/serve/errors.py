@@ -10,12 +10,12 @@ from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest, OutpaceError
 
 MOST_FAULTS = 256
-"""Faults of a body that are looked at one by one: each takes a kilobyte."""
+"""Maximal number of a body's faults to examine: each takes a kilobyte."""
 PUBLIC_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_ids": "stop_token_ids"}
-"""What the API calls fields of `SamplingParams`."""
+"""The API's names of fields of `SamplingParams`."""
 _QUOTED_OR_OWN = re.compile(rf"""'[^']*'|"[^"]*"|\b(?:{"|".join(PUBLIC_NAMES)})\b""")
 OWN_FIELDS = ("method", "budget", "verification")
-"""Fields of the extension `outpace`, as errors of the engine name them."""
+"""Fields of the extension `outpace` that the engine's errors name."""
 
 
 class ErrorBody(BaseModel):

@@ -109,7 +109,7 @@ class StructuredOutputs(Strict):
 
 
 def sampling_field(name: str, default: Any = ..., **limits: Any) -> Any:
-    """A field of a request with description, default and bounds of a field of `SamplingParams`, but for `limits`."""
+    """A field of a request with description, default and bounds of a field of `SamplingParams`, except for `limits`."""
     about = settings_of(SamplingParams)[name]
     bounds = {"gt" if about.is_open else "ge": about.low, "le": about.high} | limits
     return Field(
@@ -383,7 +383,7 @@ def _rendered(message: Any, name: str) -> dict[str, Any]:
 
 MAX_PROMPTS = 128
 DEFAULT_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default of max_tokens for completions."""
 
 # Pydantic takes 1 to 3 us per error, and one is reported: lists without a short limit stop at the first.
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]

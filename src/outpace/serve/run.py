@@ -24,7 +24,7 @@ from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 
 MOST_CONNECTIONS = 1000
-"""With more than these, idle ones are dropped."""
+"""Above this number of connections, idle ones are dropped."""
 
 
 def _waits(connection: Any) -> bool:

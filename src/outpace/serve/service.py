@@ -22,7 +22,7 @@ from outpace.serve.metrics import Metrics
 from outpace.serve.settings import ServeSettings
 
 OF_FILES = ("corpus", "ngrams", "vocabulary", "warm")
-"""Options that name files of the server, which requests must not read."""
+"""Options that name files of the server, which requests must not give."""
 
 
 def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
@@ -38,7 +38,7 @@ def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, P
 
 
 WORDS = {"vocabulary": (EVERY_ID,), "warm": (SHIPPED, NOTHING)}
-"""What these options take instead of a file."""
+"""Words that these options take instead of a file."""
 
 
 def _check_files(name: str, spec: MethodSpec) -> None:

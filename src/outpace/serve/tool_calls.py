@@ -10,11 +10,11 @@ from outpace.core.params import Grammar
 from outpace.serve.requests import Function
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-"""Around each call in the format of Hermes, which Qwen's templates and many others ask for."""
+"""The marks around a call in the format of Hermes, which the templates of Qwen and many others use."""
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _HALF = re.compile("[\ud800-\udfff]")
-"""A half of a surrogate pair, which JSON may escape alone and no UTF-8 text can have."""
+"""Half a surrogate pair, which JSON can escape alone and UTF-8 cannot encode."""
 _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
 
 

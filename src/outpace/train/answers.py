@@ -26,7 +26,7 @@ from outpace.models.tokenizer import TextCodec
 from outpace.train.data import by_id, check_asked
 
 PART, PART_SECONDS = 256, 120.0
-"""Conversations per part, and seconds until a smaller one is written: the most that a run loses when it is killed."""
+"""Conversations per part, and seconds until a smaller part is written: a killed run loses no more than that."""
 
 
 def sampling_of(how: RegenerateSettings) -> SamplingParams:

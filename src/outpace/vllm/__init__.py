@@ -3,8 +3,8 @@
 import logging
 
 ARCHITECTURES = ("DominoDraftModel", "DFlashDominoDraftModel", "DFlashDraftModel")
-"""Names of Domino drafters: in our layout, what vLLM makes of it, and in SGLang's layout, where plain DFlash has it
-too and stays vLLM's."""
+"""Architectures of Domino drafters: our layout's, vLLM's name for it, and SGLang's layout's, which plain DFlash
+drafters also have; vLLM handles those."""
 MODEL = "outpace.vllm.domino:DominoForCausalLM"
 
 

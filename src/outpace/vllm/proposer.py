@@ -36,7 +36,7 @@ from outpace.vllm.settings import KEY, check_drafts, linear_method, read_setting
 
 LOG = logging.getLogger("vllm.outpace")  # below vLLM's own, which it has set up
 MOST_SLOTS = 64
-"""Of a trained drafter, which keeps keys and values for each, unless `slots` is set."""
+"""Maximal slots of a trained drafter, each with keys and values, unless `slots` is set."""
 
 
 class MethodProposer:
@@ -153,4 +153,4 @@ class MethodProposer:
 
 
 Method = MethodProposer
-"""What speculative configs name."""
+"""The name for speculative configs."""

@@ -15,7 +15,7 @@ from outpace.models.loading.shipped import Shipment, find_drafter
 
 KEY = "outpace"
 MOST_DRAFTS = 128
-"""Tokens that vLLM's sampler verifies of a request in a step; with more the engine ends when they come."""
+"""Maximal drafted tokens per request and step that vLLM's sampler can verify; more would crash the engine."""
 _ELSEWHERE = "vLLM runs draft models itself: speculative_config={'method': 'draft_model', 'model': ...}"
 REFUSED = {
     "plain": "it drafts nothing; leave speculative_config out",
@@ -24,7 +24,7 @@ REFUSED = {
         ("self", "magicdec", "triforce", "tokenswift"), "it drafts with the target itself, whose passes are vLLM's"
     ),
 }
-"""Methods that cannot draft there, and why."""
+"""Methods that cannot draft inside vLLM, and why."""
 
 
 class ProposerSettings(BaseModel):

@@ -22,7 +22,7 @@ from outpace.vllm.settings import KEY, check_drafts, linear_method
 
 PROPOSER = "outpace.vllm.proposer.Method"
 MODELS = {next(iter(kind.methods)): kind for kind in KINDS.values() if kind.vllm is not None}
-"""Methods that vLLM runs itself. Domino is DFlash's with the model of our plugin."""
+"""Methods that vLLM runs itself. Domino runs as DFlash, with our plugin's model class."""
 PASSES = 3  # drafted tokens without a budget, if each takes a pass of the drafter
 LONGEST = 8  # maximal tokens of our proposers' chains, which end earlier if more have no expected gain
 LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # the lengths that prompt lookup tries here

@@ -8,8 +8,8 @@ from packaging.version import InvalidVersion, Version
 from outpace.lib.errors import ModelError
 
 TESTED = SpecifierSet(">=0.32,<0.34")
-"""0.32 by running it on a CPU; of 0.33, for which there is no CPU wheel, what this plugin subclasses, replaces or calls
-was compared."""
+"""0.32 was run on a CPU. For 0.33, which has no CPU wheel, only the code that this plugin subclasses, replaces or calls
+was compared with 0.32's."""
 
 
 def installed_version() -> str:

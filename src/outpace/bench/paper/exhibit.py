@@ -22,7 +22,7 @@ PAPERS = {
     "dynatree": "DynaTree: Confidence-Aware Adaptive Tree Speculative Decoding for Efficient LLM Inference",
     "graft": "Draft Less, Retrieve More: Hybrid Tree Construction for Speculative Decoding (Graft, arXiv 2605.20104)",
 }
-"""Titles."""
+"""Titles of the papers, by name."""
 PLAIN_ROW = "plain"
 SHARED = ("rows", "runs", "values")  # fields that may name another exhibit
 TRAINING = "training"  # the name of the set in a run that compares losses

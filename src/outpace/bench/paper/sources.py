@@ -20,7 +20,7 @@ from outpace.lib.errors import InvalidRequest
 
 Record = dict[str, Any]
 INSTEAD = ", in place of "
-"""After a method that stands in for a row's own, before that."""
+"""Between a stand-in and the row's method that it replaces."""
 
 
 class RecordSource(Protocol):

@@ -13,7 +13,7 @@ from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 RESAMPLES = 2000
 FEWEST = 6  # prompts that an interval needs
 USUAL: Mapping[Verdict, str] = {"undecided": "The difference is smaller than these prompts can tell."}
-"""Why, where a claim has no reason of its own."""
+"""Reasons of verdicts, for claims without one."""
 TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""

@@ -1,4 +1,4 @@
-// One answer as it comes: its tokens, its rounds, and what can be counted of both.
+// One streamed answer: its tokens and rounds, and counts of both.
 
 export const ORIGINS = {
   drafted: { name: "drafted", about: "by a draft model or head" },
@@ -9,25 +9,25 @@ export const ORIGINS = {
 };
 
 export class Answer {
-  /** @param {string} method that makes it. */
+  /** @param {string} method The method that generates it. */
   constructor(method) {
     this.method = method;
     this.tokens = []; // { id, text, origin, round: index or null }
-    this.rounds = []; // { tokens, parents, origins, path, said: texts of the tokens that it decided }
+    this.rounds = []; // { tokens, parents, origins, path, said: texts of the tokens that the round decided }
     this.text = "";
     this.marks = []; // [milliseconds, tokens] after each chunk
     this.report = null;
     this.finish = null;
-    this.began = null; // when the server took the request: what it loads or compiles before is no decoding
+    this.began = null; // when the server accepted the request, after loading or compiling for it
     this.took = 0; // milliseconds until the last chunk with tokens
   }
 
-  /** Milliseconds on the clock. */
+  /** Milliseconds since the server accepted the request. */
   get elapsed() {
     return this.began === null ? 0 : performance.now() - this.began;
   }
 
-  /** Take in one chunk; the tokens that are new, [] if there are none. */
+  /** Add one chunk. Returns its new tokens, possibly none. */
   take(chunk) {
     this.began ??= performance.now();
     const choice = chunk.choices?.[0];
@@ -39,7 +39,7 @@ export class Answer {
     this.text += content;
     const fresh = about.tokens ? this.#placed(about) : [];
     if (fresh.map((token) => token.text).join("") !== content) {
-      // A character may be spread over several tokens: its text is the last one's.
+      // A character may consist of several tokens: the last one gets its text.
       fresh.forEach((token) => (token.text = ""));
       if (fresh.length) fresh.at(-1).text = content;
       else if (content) fresh.push({ id: null, text: content, origin: "bonus", round: null });
@@ -69,26 +69,26 @@ export class Answer {
     return this.rounds.length ? (this.tokens.length - 1) / this.rounds.length : 1;
   }
 
-  /** Tokens per second behind the first one: the engine's own clock where it has told. */
+  /** Tokens per second after the first one, by the engine's clock if the server reports it. */
   get speed() {
     const ms = this.report?.decode_ms ?? this.took - (this.marks[0]?.[0] ?? 0);
     return ms > 0 ? ((this.tokens.length - 1) * 1e3) / ms : 0;
   }
 
-  /** How many tokens there were after so many milliseconds. */
+  /** Number of tokens after `ms` milliseconds. */
   at(ms) {
     const mark = this.marks.findLast(([when]) => when <= ms);
     return mark ? mark[1] : 0;
   }
 
-  /** Tokens by who named them. */
+  /** Number of tokens by origin. */
   byOrigin() {
     const counts = Object.fromEntries(Object.keys(ORIGINS).map((origin) => [origin, 0]));
     for (const { origin } of this.tokens) counts[origin] = (counts[origin] ?? 0) + 1;
     return counts;
   }
 
-  /** For each position behind the pending token: rounds that guessed so deep, and accepted guesses by origin. */
+  /** For each position after the pending token: rounds with drafts of this depth, and accepted drafts by origin. */
   byPosition() {
     const positions = [];
     for (const { parents, origins, path, said } of this.rounds) {

@@ -3,7 +3,7 @@
 
 const LOST = "The connection to the server was lost. Is it still running?";
 
-/** Why a request failed or cannot be sent, in words. */
+/** An error with a message for the visitor: why a request failed or cannot be sent. */
 export class ApiError extends Error {
   constructor(message, { status = 0, param = null } = {}) {
     super(message);
@@ -12,7 +12,7 @@ export class ApiError extends Error {
   }
 }
 
-/** What the server says of itself, and the methods that requests may name. */
+/** The server's facts, and the methods that requests may name. */
 export async function describe(key) {
   const [info, methods] = await Promise.all(
     ["v1/outpace/info", "v1/outpace/methods"].map(async (path) => (await request(path, {}, key)).json()),
@@ -72,7 +72,7 @@ async function refusal(response) {
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // not JSON, as a proxy's own page
+    // not JSON, such as a proxy's page
   }
   const param = error.param ?? null;
   const told = error.message ? inWords(error.message) : `The server answered with status ${status}.`;

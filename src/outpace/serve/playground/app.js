@@ -36,12 +36,12 @@ async function connect() {
 
 const exactness = () => (info?.exactness?.kind === "bitwise" ? "exact to the bit" : "exact but for rounding");
 
-/** One turn: ask both, one after the other or at once, and compare. */
+/** One turn: request both answers, one after the other or at once, and compare them. */
 async function send() {
   const question = by("prompt").value.trim();
   if (!question || running) return;
   if (!info) {
-    await connect(); // without the list of methods, none can be named
+    await connect(); // a request needs the list of methods
     if (!info || running) return;
   }
   let fields;
@@ -57,7 +57,7 @@ async function send() {
   setRunning(true);
   by("prompt").value = "";
   fit(by("prompt"));
-  const own = histories; // those of this conversation, also where another one begins meanwhile
+  const own = histories; // this conversation's, even if another one begins meanwhile
   const wereEqual = JSON.stringify(own[0]) === JSON.stringify(own[1]);
   const turn = newTurn(question);
   const system = by("system").value.trim();
@@ -164,10 +164,10 @@ function newTurn(question) {
   return turn;
 }
 
-/** A question that was refused goes back to where it was typed. */
+/** Put a refused question back into the input field. */
 function takeBack(turn, question) {
   turn.remove();
-  by("prompt").value = [question, by("prompt").value].filter(Boolean).join("\n"); // and what was typed meanwhile
+  by("prompt").value = [question, by("prompt").value].filter(Boolean).join("\n"); // keeps text typed meanwhile
   fit(by("prompt"));
   const isEmpty = !by("turns").children.length;
   by("welcome").hidden = !isEmpty;
@@ -214,7 +214,7 @@ function fit(area) {
   area.style.height = `${area.scrollHeight + 2}px`;
 }
 
-/** What scrolls: the conversation beside the panel, or, where there is less room, the page. */
+/** The scrolling element: the conversation next to the panel, or the page if it is narrow. */
 function scroller() {
   const conversation = by("conversation");
   return getComputedStyle(conversation).overflowY === "auto" ? conversation : document.documentElement;
@@ -225,7 +225,7 @@ function nearEnd() {
   return scrollTop + clientHeight > scrollHeight - 120;
 }
 
-/** Show the newest turn; on a page that holds the panel too, its answers. */
+/** Scroll to the newest turn; if the whole page scrolls, to its answers. */
 function toEnd() {
   const last = by("turns").lastElementChild;
   if (!last) return;
@@ -233,7 +233,7 @@ function toEnd() {
   else last.querySelector(".lane:not([data-state='waiting'])")?.scrollIntoView({ block: "nearest" });
 }
 
-/** Whether a key belongs to an input method, which Safari tells by the code alone. */
+/** Whether a key belongs to an input method; Safari shows this only by the key code. */
 const isComposing = (event) => event.isComposing || event.keyCode === 229;
 
 function listen() {

@@ -1,4 +1,4 @@
-// How often guesses were right, by their position behind the pending token.
+// How often drafts were accepted, by their position after the pending token.
 
 import { svg } from "./svg.js";
 

@@ -1,4 +1,4 @@
-// The panel beside the conversation: who named the tokens, how deep guesses go, and one round's tree.
+// The panel next to the conversation: origins of tokens, acceptance by depth, and one round's tree.
 
 import { drawChart } from "./chart.js";
 import { drawLegend } from "./lane.js";
@@ -32,7 +32,7 @@ export class Insight {
     this.refresh(lane);
   }
 
-  /** Draw again, at most once a frame, if this is the lane that is shown. */
+  /** Draw again, at most once per frame, if this lane is shown. */
   refresh(lane) {
     if (lane !== this.#lane || this.#isQueued) return;
     this.#isQueued = true;
@@ -52,7 +52,7 @@ export class Insight {
     drawChart(by("chart"), answer);
     const last = answer.rounds.length - 1;
     const shown = this.#round ?? last;
-    by("round").ariaLive = this.#round === null ? "off" : "polite"; // not at each of the rounds that come by
+    by("round").ariaLive = this.#round === null ? "off" : "polite"; // do not announce every new round
     by("before").disabled = shown <= 0;
     by("after").disabled = shown >= last;
     this.#lane.mark(this.#round === null ? null : shown);

@@ -6,8 +6,8 @@ const TICK = 50; // milliseconds between two looks at the clock
 
 export class Lane {
   /**
-   * @param {string} title of the method.
-   * @param {(round: number | null) => void} look is told of the token that somebody points at.
+   * @param {string} title The method's title.
+   * @param {(round: number | null) => void} look Called with the round of a token that the visitor points at.
    */
   constructor(title, look) {
     this.element = document.getElementById("lane-template").content.firstElementChild.cloneNode(true);
@@ -17,7 +17,7 @@ export class Lane {
     this.#listen(look);
   }
 
-  /** Start the clock of an answer. `rival`: who has run already, as a mark on the track. */
+  /** Start the clock of an answer. `rival`: an earlier answer, shown as a mark on the track. */
   begin(answer, limit, rival) {
     this.answer = answer;
     this.#limit = rival?.tokens.length || limit;
@@ -27,7 +27,7 @@ export class Lane {
     this.#timer = setInterval(() => this.#tick(answer.elapsed), TICK);
   }
 
-  /** Show tokens that have come. */
+  /** Show new tokens. */
   add(tokens) {
     for (const { text, origin, round } of tokens) {
       if (!text) continue;

@@ -1,4 +1,4 @@
-// What the visitor chose, as a request's fields.
+// The visitor's settings as fields of a request.
 
 import { ApiError } from "./api.js";
 
@@ -25,7 +25,7 @@ export function chosenMethod() {
   return by("method").value + (options ? `:${options}` : "");
 }
 
-/** What stands in the closed settings. */
+/** Show a summary in the closed settings. */
 export function showSummary() {
   const heat = Number(by("temperature").value);
   const told = [chosenMethod(), heat ? `temperature ${heat}` : "greedy", `${by("max_tokens").value || "128"} tokens`];
@@ -49,7 +49,7 @@ export function chosenFields() {
   return fields;
 }
 
-/** Mark the field that an error names, and open the settings if it stands there. */
+/** Mark the field that an error names, and open the settings if they contain it. */
 export function markField(param) {
   for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   if (!param) return;

@@ -1,4 +1,4 @@
-// SVG elements by attributes. Text goes in as text, never as markup.
+// SVG elements by attributes. Text is inserted as text, never as markup.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 

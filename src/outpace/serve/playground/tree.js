@@ -1,4 +1,4 @@
-// A round's tree: what was guessed, and the path that the model went along.
+// A round's tree: the drafts, and the path that the model accepted.
 
 import { ORIGINS } from "./answer.js";
 import { svg } from "./svg.js";
