@@ -49,7 +49,7 @@ class KeyedDraws:
 def largest(
     logits: Tensor, count: int, normalised: bool = False, draws: KeyedDraws | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The largest logits [R, k] of rows [R, V] and their ids, the lower id first among equals.
+    """The largest logits [R, k] of rows [R, V] and their ids, the lower id first among equals, NaN before all others.
 
     Args:
         logits: float32, on the CPU, where there are compiled kernels.

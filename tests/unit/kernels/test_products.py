@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outpace.kernels import build as compiled
 from outpace.kernels.linear import KernelLinear, Kind
+from outpace.kernels.topk import largest
 from outpace.lib.errors import InvalidRequest
 from outpace.models.exactness import probe
 from outpace.models.head import LmHead
@@ -151,6 +152,19 @@ def test_the_largest_logits_come_in_order() -> None:
     assert found.top_ids[0, 0] == 202
     ranked = found.top_ids[0].tolist()
     assert ranked.index(50) == ranked.index(7) + 1, "the lower id first"
+
+
+@needs_kernels
+@pytest.mark.parametrize("place", [0, 3, 9, 100, 202])
+def test_nan_comes_before_the_largest_logits(place: int) -> None:
+    """Guards against NaN that nothing passes: behind one among the first ids, the largest logits were not found, and a
+    target's answer went on with a wrong token instead of an error."""
+    logits = drawn(1, 203)
+    logits[0, place] = torch.nan
+    values, ids = largest(logits, 8)
+    expected = logits.topk(8)
+    assert torch.equal(ids, expected.indices)
+    torch.testing.assert_close(values, expected.values, atol=0, rtol=0, equal_nan=True)
 
 
 @needs_kernels

@@ -15,23 +15,40 @@ static inline float log_of_sum(const float* row, int width, float top) {
   return std::log(sum(total) + rest);
 }
 
+// Whether a number comes before another: NaN before all others, so that who checks the first one finds it.
+static inline bool is_ahead(float one, float other) { return one > other || (std::isnan(one) && !std::isnan(other)); }
+
+// Whether a lane may come before a number: it is larger, or one of the two is NaN.
+static inline bool any_ahead(Lanes lanes, float other) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)lanes, _mm512_set1_ps(other), _CMP_NLE_UQ) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)lanes, _mm256_set1_ps(other), _CMP_NLE_UQ)) != 0;
+#elif defined(__aarch64__)
+  return vminvq_u32(vcleq_f32((float32x4_t)lanes, vdupq_n_f32(other))) == 0;
+#else
+  return sum((IntLanes)(lanes <= other)) != -kLanes;
+#endif
+}
+
 // The `wanted` largest numbers of a row and where they are, largest first, the earlier of equals first; as logarithms of
 // probabilities where they are to be normalised.
 static inline void find_largest(const float* row, int width, int wanted, bool normalised, float* best, int64_t* where) {
   int found = 0, at = 0;
   const auto insert = [&](float number, int64_t place) {
     int rank = found < wanted ? found++ : wanted - 1;
-    for (; rank > 0 && best[rank - 1] < number; --rank) best[rank] = best[rank - 1], where[rank] = where[rank - 1];
+    for (; rank > 0 && is_ahead(number, best[rank - 1]); --rank)
+      best[rank] = best[rank - 1], where[rank] = where[rank - 1];
     best[rank] = number, where[rank] = place;
   };
   for (; at < wanted; ++at) insert(row[at], at);
   for (; at + kLanes <= width; at += kLanes) {
-    if (largest(load(row + at)) <= best[wanted - 1]) continue;
+    if (!any_ahead(load(row + at), best[wanted - 1])) continue;
     for (int lane = 0; lane < kLanes; ++lane)
-      if (row[at + lane] > best[wanted - 1]) insert(row[at + lane], at + lane);
+      if (is_ahead(row[at + lane], best[wanted - 1])) insert(row[at + lane], at + lane);
   }
   for (; at < width; ++at)
-    if (row[at] > best[wanted - 1]) insert(row[at], at);
+    if (is_ahead(row[at], best[wanted - 1])) insert(row[at], at);
   if (!normalised) return;
   const float shift = best[0] + log_of_sum(row, width, best[0]);
   for (int each = 0; each < wanted; ++each) best[each] -= shift;
