@@ -168,8 +168,8 @@ class Averages:
 
     def learn(self, key: int, value: float) -> None:
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        known = self.known.get(key)
-        if known:
+        known = self.known.get(key, 0.0)
+        if known > 0:  # an average of differences may be below, of which infinity is no limit
             value = min(value, self._most * known)
         self.known[key] = averaged(known, value, min(self._kept, 1 - 1 / count))
 

@@ -72,6 +72,18 @@ def test_a_few_early_requests_do_not_hold_up_all_others() -> None:
     assert pricing.prompt_rows([early, early], waiting=6, context=0) == 1.5 * 40
 
 
+def test_a_pass_that_was_shorter_than_expected_does_not_count_for_good() -> None:
+    """Guards against a first chunk whose pass took less time than is expected without it, after which prompts got 32
+    rows of every shared pass, however long rounds may take."""
+    pricing = Pricing(PassCosts(), slowdown=2.5)
+    early = add(Engine(Clocked()), [1, 2], EmptyDraft())
+    pricing._usual.learn(1, 10.0)
+    for ms in (-1.0, *[10.0] * 30):
+        pricing._prompt_ms.learn(-1, ms)
+        pricing._prompt_rows.learn(-1, 100)
+    assert pricing.prompt_rows([early], waiting=1, context=0) == pytest.approx(150, rel=0.05)
+
+
 def test_the_oldest_prompt_advances_and_short_ones_do_not_wait() -> None:
     """Guards against a short prompt behind a long one, a long one that short ones starve, and more rows than a pass has
     because each of many prompts gets one."""
