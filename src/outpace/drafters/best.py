@@ -23,10 +23,10 @@ def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[
 
 def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:
     """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise, and
-    nothing else is asked for."""
+    nothing else is asked for. Never under rejection: the tree affects the answer there, which must not depend on what
+    other requests of a round ask for."""
     return not wants_entropy and all(
-        not params.has_processors
-        and (params.is_greedy or not noise or (params.is_tempered and not params.is_rejection))
+        not (params.has_processors or params.is_rejection) and (params.is_greedy or not noise or params.is_tempered)
         for params in (stream.params for stream in streams)
     )
 

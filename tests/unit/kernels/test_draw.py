@@ -110,6 +110,17 @@ def test_scores_and_ids_are_those_of_torch(pooled: str, noise: bool, monkeypatch
     assert torch.equal(found[0].tokens, found[1].tokens)
 
 
+def test_scores_under_rejection_do_not_depend_on_the_options_of_others() -> None:
+    """Guards against scores that round otherwise in a round with a request of other options: a tree of other nodes
+    gives another answer under rejection, for the same seed."""
+    logits = torch.randn(9, 333, generator=torch.Generator().manual_seed(3)) * 3
+    own = [stream_of(seed, temperature=1.0, verification="rejection") for seed in range(8)]
+    alone = best_ids(logits[:8], own, [0] * 8, 7, noise=False)
+    other = stream_of(9, repetition_penalty=1.3)
+    shared = best_ids(logits, [*own, other], [0] * 9, 7, noise=False, paths=[[]] * 9)
+    assert torch.equal(alone.log_probs, shared.log_probs[:8])
+
+
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}, {"logit_bias": {3: 9.0}}], ids=str)
 def test_other_options_are_not_forgotten(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against truncation and biases that the kernels know nothing of."""

@@ -43,11 +43,8 @@ class LatticeSource(BlockSource):
         self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether `trees` serves requests: logits and keyed noise alone decide what is best. Never under rejection: the
-        tree affects the answer there, which must not depend on what other requests of a round ask for."""
-        streams = [request.stream for request in requests]
-        is_free = not any(stream.params.is_rejection for stream in streams)
-        return is_free and counts_scores_alone(streams, self._noise, wants_entropy=False)
+        """Whether `trees` serves requests: logits and keyed noise alone decide what is best."""
+        return counts_scores_alone([request.stream for request in requests], self._noise, wants_entropy=False)
 
     @torch.inference_mode()
     def trees(
