@@ -23,7 +23,7 @@ class PairState(SlotState):
 
     Attributes:
         features: [m, taps * H] the target's features that have no row yet.
-        tokens: prompt ids that the waiting features' pairs need, first the one after the last committed row.
+        tokens: ids that the waiting features' pairs need, first the one after the last committed row.
         is_behind: rows are missing that only the next round can write.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
     """
@@ -110,7 +110,13 @@ class PairSource(BaseSource, ABC, Generic[S]):
         for state, observation in zip(states, observations, strict=True):
             features = observation.outputs.features
             assert features is not None, "needs.taps asks for features at every node"
-            self._keep(state, features[torch.tensor(observation.verdict.path)])
+            path = torch.tensor(observation.verdict.path)
+            state.tokens += observation.tree.tokens[path].tolist()[0 if len(state.features) else 1 :]  # as of a prompt
+            self._keep(state, features[path])
+        # The union asks for no drafts, not even for none, in rounds that do without them.
+        known = [state for state in states if len(state.features) >= _WAITING and not state.is_behind]
+        if known:
+            self._write(known, [state.tokens for state in known])
 
     def begin(self, states: Sequence[S], requests: Sequence[DraftRequest]) -> list[int]:
         limits = []

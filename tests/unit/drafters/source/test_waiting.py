@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.core.drafting import Frontier
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.core.tree import DraftTree
 from outpace.drafters import pairs
@@ -47,6 +48,28 @@ def test_rows_that_wait_keep_no_others_alive() -> None:
     source.observe([state], [Observation(tree, Verdict((0,), 5), outputs)])
     (rows,) = state.waiting
     assert rows.untyped_storage().nbytes() == rows.nbytes
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dart"])
+def test_features_wait_some_at_a_time_where_no_round_begins(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against features of a whole answer, copied in every round: the union leaves its draft out of rounds."""
+    monkeypatch.setattr(pairs, "_WAITING", 16)
+    source, ids = source_of(kind, tiny_target(tiny_config("llama"))), random_ids(60, 3)
+    features = torch.randn(60, len(source.needs.taps) * HIDDEN, generator=torch.Generator().manual_seed(1))
+    written = []
+    for rounds in (True, False):
+        state = source.open(0)
+        count = 8 if rounds else 59
+        source.prefill([state], [PromptChunk(torch.tensor(ids[:count]), None, features[:count])])
+        for place in range(count, 59):
+            tree, verdict = DraftTree.chain(torch.tensor(ids[place : place + 1])), Verdict((0,), ids[place + 1])
+            outputs = NodeOutputs(torch.zeros(1, 4), torch.zeros(1, 1), torch.zeros(1, 1), features[place : place + 1])
+            source.observe([state], [Observation(tree, verdict, outputs)])
+            assert len(state.features) < 16
+        source.begin([state], [draft_request(ids, 1, 1)])
+        source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 1)
+        written.append(source.slots.kv.keys[:, 0, :, : source.slots.kv.lengths[0]].clone())
+    torch.testing.assert_close(*written)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
