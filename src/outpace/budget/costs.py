@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 
 LEAST_GAIN = 0.3
-"""Acceptance probability that pays for a row of a pass where no clock has measured it."""
+"""Least acceptance probability with which a drafted token pays for its row, where the time of rows was not measured."""
 SLOWEST = 3.0
-"""A time that was interrupted, or had a pause in it, counts as no more than this many averages."""
+"""Limit of a learned time, in averages: interruptions and pauses make some times too long."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PassTimes:
 
     @cached_property
     def least_ms(self) -> tuple[float, ...]:
-        """Entry n: the least average time of a further node, over all numbers of further nodes after n or more."""
+        """Entry n: the least average time per added node, over all ways to add nodes to a pass of n or more."""
         least, found = float("inf"), []
         hull = [len(self.ms) - 1]  # lower hull of the later points: the least slope leads to its nearest corner
         for start in range(len(self.ms) - 2, -1, -1):
@@ -56,7 +56,7 @@ class Prices:
     """The price of time in one round for one of its requests.
 
     A node that is accepted with probability p gains p tokens and makes the pass longer for all requests of the round.
-    Taken while p is at least `rate` times the added time, nodes maximise the product of all requests' speeds
+    Taking nodes while p is at least `rate` times the added time maximises the product of all requests' speeds
     (Dinkelbach's method for ratios, on the sum of logarithms). For a single request that is tokens per second; in a
     batch, requests whose drafts are accepted often do not slow down the others.
 
@@ -98,7 +98,7 @@ def best_size(gains: Iterable[float], costs: Iterable[float], fixed: float = 0.0
 
 
 def allocate(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tuple[list[int], float]:
-    """How many nodes each request takes in a shared pass, and the net gain of all, in rounds' gains."""
+    """The number of nodes that each request takes in a shared pass, and the net gain of all, in usual rounds' gains."""
     ranked = sorted(
         ((gain / one.pace, index) for index, (one, own) in enumerate(zip(prices, gains, strict=True)) for gain in own),
         key=lambda pair: -pair[0],
@@ -120,7 +120,7 @@ def along_paths(parents: Sequence[int], rates: Sequence[float]) -> list[float]:
 
 
 def best_chain(parents: Sequence[int], rates: Sequence[float], least_gain: float) -> list[int]:
-    """Nodes of the chain from node 0 on with the largest net gain; node 0 alone if none has any.
+    """Nodes of the chain from node 0 with the largest net gain; node 0 alone if no chain gains anything.
 
     Args:
         parents: of each node, -1 for node 0.
@@ -144,21 +144,21 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _REMEMBERED = 31  # rounds of which the median is taken
 _CREDIBLE, _BENT = 1.5, 0.05  # ratio of a round's time to the expected one, and the share of it that is learned
 _REFRESHED = 8  # rounds after which times are computed again
-_MOST_KEPT = 256  # times of passes: rounds that write prompts have all numbers of rows, and are not learned from
+_MOST_KEPT = 256  # cached times of passes: rounds that write prompts have many different numbers of rows
 
 
 def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
-    """A running average that keeps a share of what it was."""
+    """A running average that keeps the share `kept` of its old value; `now` if there is none."""
     return now if before is None else before * kept + now * (1 - kept)
 
 
 class Averages:
-    """Running averages by a whole number, such as milliseconds by the number of requests: means of the first values, so
-    that the very first counts for no more than the others; later ones fade.
+    """Running averages by an integer key, such as milliseconds by number of requests. Each begins as the mean of its
+    first values, so that the very first has no extra weight; later on, old values fade.
 
     Args:
         kept: share of an average that is left when the next value is learned.
-        most: averages that a value counts for at most.
+        most: limit of a value, as a multiple of the average so far.
     """
 
     def __init__(self, kept: float = 0.9, most: float = math.inf) -> None:
@@ -178,7 +178,7 @@ class Averages:
         return self.known[min(self.known, key=lambda seen: abs(seen - key))] if self.known else 0.0
 
     def least(self, count: int) -> float:
-        """What this many requests take at least, by the nearest number seen: a share of it if they are fewer."""
+        """An estimate for this many requests, from the nearest number seen; scaled down if they are fewer."""
         seen = min(self.known, key=lambda other: abs(other - count), default=1)
         return self.nearest(seen) * min(count / seen, 1.0)
 
@@ -209,7 +209,7 @@ class PassCosts:
 
     @property
     def row_ms(self) -> float:
-        """Milliseconds of a further row of a pass that has many."""
+        """Milliseconds per further row of a pass that already has many."""
         return (self._measured[-1] - self._measured[-2]) / (ROWS[-1] - ROWS[-2])
 
     def set_measured(self, ms: Sequence[float], context_ms: tuple[float, float] = (0.0, 0.0)) -> None:
@@ -249,8 +249,8 @@ class PassCosts:
         self._measured = [*(min(ms, moved) for ms in below), moved, *(max(ms, moved) for ms in above)]
 
     def times(self, requests: int, context: int, nodes: int, others: int = 0) -> PassTimes:
-        """Times of passes of some requests with 0 to `nodes` drafted nodes in all, after contexts of such a length, and
-        with this many other rows."""
+        """Times of passes of this many requests with 0 to `nodes` drafted nodes in all, after contexts of this many
+        tokens, and with `others` further rows."""
         key = requests, context.bit_length(), nodes, others  # until the next refresh, contexts hardly grow
         if key not in self._times:
             if len(self._times) == _MOST_KEPT:
@@ -273,7 +273,8 @@ class PassCosts:
         return self._measured[above - 1] * (1 - share) + self._measured[above] * share
 
     def _factor(self, context: int) -> float:
-        """Time of rounds with such contexts relative to the expected one; of the nearest size that was seen."""
+        """Median ratio of a round's time to the expected one for contexts of about this length, or of the nearest
+        length seen."""
         if not self._factors:
             return 1.0
         return median(self._factors[min(self._factors, key=lambda size: abs(size - context.bit_length()))])
@@ -296,7 +297,7 @@ class RowPrice:
     """The least gain of a drafted token, fitted to the clocks of steps where passes cannot be measured, as in vLLM.
 
     The time of a row is the slope of a line through recent passes: near zero where passes wait for memory, and large
-    where a batch computes. A row pays if it is accepted more often than decoding gains tokens in that time.
+    where they are compute-bound. A row pays if its acceptance exceeds the tokens that decoding gains in that time.
     """
 
     _FIRST = 16  # passes before the fit is used

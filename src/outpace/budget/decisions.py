@@ -18,8 +18,8 @@ class Exploration:
         every: counted rounds between two trials.
         length: rounds of a trial.
         first: counted rounds before the first trial; None for as many as between two.
-        most: rounds between two trials after several that changed nothing, each pause being twice as long as the last;
-            None for `every`.
+        most: maximum number of rounds between two trials: each pause after a trial that changed nothing is twice as
+            long as the last; None for `every`.
     """
 
     def __init__(self, every: int, length: int = 1, first: int | None = None, most: int | None = None) -> None:
@@ -40,26 +40,26 @@ class Exploration:
         self._rounds[key] = rounds
 
     def reset(self, key: Hashable = None) -> None:
-        """Note that the estimates advise something else than before: a short pause begins."""
+        """Note that the estimates' advice has changed: the next pause is short again."""
         self._pauses.pop(key, None)
-        self._rounds[key] = 0  # a trial of what was advised against has become the rule, and must not go on
+        self._rounds[key] = 0  # what was on trial has become the rule, so the trial ends
 
 
 class TimedOption:
-    """Work that a round can do without, such as drafting: done while its expected gain exceeds that of its time.
+    """Optional work of a round, such as drafting: done while its expected gain exceeds what decoding gains in its time.
 
     Gains are learned by kind of request: what a draft adds depends on what is expected without it.
     """
 
     _FIRST = 16  # rounds with the option before the estimates are used
     _BETWEEN, _MOST_BETWEEN = 7, 47  # rounds without it between two trials, at first and after some that failed
-    _STAYS = 0.8  # share of its cost that suffices to go on, so that the decision does not alternate
+    _STAYS = 0.8  # share of its cost that it must gain to stay in use, so that decisions do not alternate
 
     def __init__(self, trial: int = 1) -> None:
         self._gains, self._ms, self._learned = Averages(), Averages(most=SLOWEST), 0
         self._exploration = Exploration(self._BETWEEN, trial, most=self._MOST_BETWEEN)
         self._paid: dict[int, bool] = {}
-        self._is_running = False  # the first time includes what is allocated and compiled
+        self._is_running = False  # the first time includes allocation and compilation
 
     def pays(self, kinds: Sequence[int], rate: float) -> bool:
         """Whether the option is expected to pay for its time."""
@@ -98,7 +98,7 @@ class TimedOption:
         self._is_running = True
 
     def _key(self, kinds: Sequence[int]) -> int:
-        """The kind that gains most: the one that the decision depends on."""
+        """The kind that gains most, on which the decision depends."""
         return max(kinds, key=self._gains.nearest)
 
 
@@ -109,13 +109,13 @@ class RoundRates:
     drafts is compared with the tokens that rounds without drafts would have gained in its time.
     """
 
-    _KEPT = 0.98  # of what was learned, a round later
+    _KEPT = 0.98  # share of the sums that a further round keeps
 
     def __init__(self) -> None:
         self._plain_ms = Averages(most=SLOWEST)  # of a round without drafts, by its number of requests
-        # Of rounds with drafts decayed sums: of their number, their tokens and their milliseconds.
+        # Decayed sums over rounds with drafts, by number of requests: rounds, tokens and milliseconds.
         self._drafted: dict[int, tuple[float, float, float]] = {}
-        # The first round after a change is not learned, since drafters catch up in it: a trial has four that are.
+        # The first round after a change is not learned from, because drafters catch up in it: a trial has four others.
         self._exploration = Exploration(every=96, length=5, first=16, most=192)
         self._paid: dict[int, bool] = {}  # by size, at the last round
         self._is_drafted: bool | None = None
@@ -126,7 +126,8 @@ class RoundRates:
         return self.pays(count) != self._exploration.is_due(_size(count))
 
     def pays(self, count: int) -> bool:
-        """Whether drafting yielded more in rounds of this many requests, or nothing is known."""
+        """Whether drafting yielded more tokens per second in rounds of about this many requests; true if nothing is
+        known."""
         if not self._plain_ms.known:
             return True
         alike = [(other, *seen) for other, seen in self._drafted.items() if _size(other) == _size(count)]
@@ -155,30 +156,31 @@ class RoundRates:
             self._drafted[count] = rounds * self._KEPT + 1, had * self._KEPT + tokens, took * self._KEPT + ms
 
     def _expected_ms(self, count: int) -> float:
-        """Of a round of this many requests without drafts, interpolated between the numbers that were seen."""
+        """Milliseconds of a round of this many requests without drafts, interpolated between the numbers that were
+        seen."""
         seen = sorted(self._plain_ms.known)
         return float(np.interp(count, seen, [self._plain_ms.known[one] for one in seen]))
 
 
 def _size(count: int) -> int:
-    """Batches of 2, 3 and 4, 5 to 8, 9 to 16 requests are alike."""
+    """The size class of a batch: 2 requests, 3 and 4, 5 to 8, 9 to 16, and so on."""
     return (count - 1).bit_length()
 
 
 class TreeSizes:
-    """How many nodes trees of a method without prices get in a batch: node n of a tree is what a budget of n adds.
+    """Sizes of trees in a batch, for methods without prices. Node n of a tree is the one that a budget of n adds.
 
-    In a batch the rows of a tree cost time of other requests, and drafting takes time: trees get as many nodes as the
-    expected-gain rule takes, often none, and then nothing is drafted.
+    In a batch the rows of a tree cost other requests time, and drafting takes time. Trees get as many nodes as the
+    expected-gain rule takes; often that is none, and then nothing is drafted.
     """
 
-    _HOPED = 0.7  # prior acceptance of a tree's first node; that of later ones is its powers
+    _HOPED = 0.7  # prior acceptance of a tree's first node; node n has the n-th power of it
     _PRIOR, _MEMORY = 8.0, 400.0  # nodes that the prior counts for, and that are remembered
     _BETWEEN = 127  # rounds with smaller trees between two in which one request gets its full budget
 
     def __init__(self, budget: int) -> None:
         self._limit = budget
-        self._present = AcceptanceTable(np.ones(budget), self._PRIOR, self._MEMORY)  # by place, trees that have it
+        self._present = AcceptanceTable(np.ones(budget), self._PRIOR, self._MEMORY)  # by place, share of trees with it
         self._accepted = AcceptanceTable(self._HOPED ** np.arange(1.0, budget + 1), self._PRIOR, self._MEMORY)
         self._ms = Averages(most=SLOWEST)  # of drafting, by number of requests
         self._exploration, self._trials, self._is_warm = Exploration(self._BETWEEN), 1, False

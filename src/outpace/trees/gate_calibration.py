@@ -9,11 +9,11 @@ the levels below. Hence:
   at most 3 * LOSS. It is judged without the rounds that a gate above it ended.
 - Of all triples with depth 1 (one gate at the root, as in the paper) the one that saves the most levels is taken.
 
-Confidence is what gates see of the warm-up's own requests: at temperature > 0, the acceptance learned for keyed scores.
-So thresholds hold for the drafter they were calibrated with, and best at the budget and temperature of the warm-up. The
-cost of a gate is counted before retrieval fills the freed slots, and without what its stage prunes of the levels above.
-Thresholds of the best accuracy close nearly always where most drafts fail early; those of the largest Youden index cost
-four to eight times as many tokens on other texts (SmolLM2-135M, EAGLE-3, K = 15).
+Confidence is what the gates see in the warm-up's requests: at temperature > 0, the acceptance learned for keyed scores.
+So thresholds hold for the drafter that they were calibrated with, and best at the budget and temperature of the
+warm-up. The cost of a gate is counted before retrieval fills the freed slots, and without the nodes that its stage
+prunes from the levels above. Thresholds of the best accuracy nearly always close where most drafts fail early; those of
+the largest Youden index cost four to eight times as many tokens on other texts (SmolLM2-135M, EAGLE-3, K = 15).
 """
 
 import math
@@ -33,11 +33,11 @@ from outpace.trees.shapes.beam import Beam
 from outpace.trees.shapes.gates import GatedConfig
 
 GATES = 3
-"""As many as in the paper, and as numbers in the settings' `kept`."""
+"""Number of gates, as in the paper and as the settings' `kept` has numbers."""
 LOSS = 0.01
 """Share of all tokens that each gate may cost."""
 LEAST_ROUNDS = 100
-"""Minimum to calibrate from: LOSS of the tokens of fewer rounds is one or two tokens."""
+"""Least number of rounds to calibrate from: LOSS of the tokens of fewer rounds is one or two tokens."""
 
 
 class Round(NamedTuple):
@@ -80,8 +80,8 @@ class Recorder(Beam):
 
 @contextmanager
 def gates_open(proposer: Proposer) -> Iterator[Recorder | None]:
-    """Open all gates of a proposer of any method and record, until the context ends. Only requests that begin and end
-    in it may use the proposer. Yields None for a proposer without gates."""
+    """Open all gates of a proposer of any method and record what they see, until the context ends. Only requests that
+    begin and end inside the context may use the proposer. Yields None for a proposer without gates."""
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
     config = getattr(base.shape, "config", None) if isinstance(base, GrowingProposer) else None
     if not isinstance(base, GrowingProposer) or not isinstance(config, GatedConfig):
@@ -97,7 +97,7 @@ def gates_open(proposer: Proposer) -> Iterator[Recorder | None]:
 
 def calibrated(rounds: Sequence[Round]) -> Gates | None:
     """Three gates by the rule above, with thresholds in hundredths from 0, which never closes, to 0.99; None if there
-    are fewer than LEAST_ROUNDS rounds, or none has the four levels that leave something to save."""
+    are fewer than LEAST_ROUNDS rounds, or no round has more than three levels, so that gates could save some."""
     levels = max((len(each.confidences) for each in rounds), default=0)
     if len(rounds) < LEAST_ROUNDS or levels <= GATES:
         return None
@@ -115,7 +115,7 @@ def calibrated(rounds: Sequence[Round]) -> Gates | None:
 def _thresholds(
     depths: Sequence[int], confidences: Tensor, drafted: Tensor, accepted: Tensor, allowed: float
 ) -> tuple[tuple[float, ...], int]:
-    """The thresholds at some depths, and how many levels they save."""
+    """The thresholds at these depths, and the number of levels that they save."""
     going, thresholds, saved = torch.ones_like(drafted, dtype=torch.bool), [], 0
     for depth in depths:
         seen = (going & (drafted > depth)).nonzero()[:, 0]

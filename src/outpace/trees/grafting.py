@@ -60,8 +60,8 @@ class MatrixRetriever(MatrixLearner):
 
 
 class SuffixRetriever(Stateless):
-    """A chain of what followed the longest suffix of a request's ids that occurred in them before (SAM-Decoding's
-    retrieval, arXiv 2411.10666, section 3)."""
+    """Retrieves the tokens that followed an earlier occurrence of the longest repeated suffix of a request's ids, as a
+    chain (SAM-Decoding's retrieval, arXiv 2411.10666, section 3)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -97,8 +97,8 @@ class Offer(NamedTuple):
 def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> list[int]:
     """How many nodes may be added to each tree.
 
-    Where a shape has moved slots between requests, those with fewer nodes than their budget share what is left. No
-    slots are moved of requests that are verified by rejection.
+    Where a shape has moved slots between requests, those with fewer nodes than their budget share what is left.
+    Requests that are verified by rejection keep their own slots.
     """
     kept = [len(tree) - 1 - tree.pruned for tree in trees]
     free = [max(request.budget - count, 0) for request, count in zip(requests, kept, strict=True)]
@@ -117,9 +117,9 @@ def graft(
 ) -> list[DraftTree]:
     """Fill each tree up to its request's budget.
 
-    Retrieved nodes are taken in order, from several offers in turn. One that the tree already has is that node, and its
-    slot goes to the next; so siblings have different tokens. Slots that retrieval leaves go back to pruned nodes. The
-    tree's own nodes otherwise keep their numbers, and retrieved ones come last.
+    Retrieved nodes are added in order, from several offers in turn. A node that the tree already has takes no slot, so
+    siblings have different tokens. Slots that retrieval leaves go back to pruned nodes. The tree's own nodes otherwise
+    keep their numbers, and retrieved ones come last.
 
     Raises:
         ValueError: a free slot in a tree whose siblings were drawn: adding chosen ones would change what is accepted.
@@ -170,9 +170,9 @@ class _Hybrid:
         self._tree, self._all, self._free, self._max_depth, self._ends = tree, tokens, free, max_depth, ends
         self._parents, self._tokens = list(tree.topology.parents[:count]), list(tokens[:count])
         self._depths = list(tree.topology.depths[:count])
-        self._sources = list(range(count))  # its node in what was drafted, or RETRIEVED
+        self._sources = list(range(count))  # the number of each node in the draft, or RETRIEVED
         self._origins = list(tree.origins[:count])
-        # Backwards, so that of siblings with one token the first is found, as a verifier does.
+        # Backwards, so that among siblings with the same token the first is found, as a verifier does.
         keys = zip(self._parents[::-1], self._tokens[::-1], strict=True)
         self._node_of = dict(zip(keys, range(count - 1, -1, -1), strict=True))
 
@@ -234,15 +234,15 @@ class _Hybrid:
 class GraftedProposer(Nested):
     """Grafts what a retriever retrieves into the slots that another proposer's tree leaves of the budget.
 
-    The base decides how many: a gate of its shape ends drafting early. A full tree stays as it is.
+    The base decides how many slots are free: a gate of its shape ends drafting early. A full tree is unchanged.
 
     Args:
         retrievers: one or more; slots go to a node of each in turn.
         place: "root": retrieval continues the pending token, on a stream of its own while the base drafts;
             "tail": it continues the leaves of the draft, the likeliest first, in turn (Graft(TAIL), section 2.2; of a
             cut chain, appendix F).
-        reserved: share of the budget that the base is not offered, for retrieval without pruning (Graft(ROOT),
-            section 2.2).
+        reserved: share of the budget that the base does not get, for retrieval without pruning (Graft(ROOT), section
+            2.2).
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class GraftedProposer(Nested):
     def _retrieved(
         self, states: Sequence[Any], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[list[Retrieved]]:
-        """By retriever, what continues each path."""
+        """For each retriever, the continuation of each path."""
         parts = self._each()[1:]
         return [part.prepare([getattr(state, name) for state in states], requests, paths) for name, part in parts]
 
@@ -295,7 +295,7 @@ class GraftedProposer(Nested):
     def _after_leaves(
         self, states: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
     ) -> list[list[Offer]]:
-        """What continues the leaves of each tree, of as many leaves as there are free slots in it."""
+        """Continuations of the leaves of each tree, of at most as many leaves as the tree has free slots."""
         slots = free_slots(trees, requests)
         finals = [request.stream.ending_ids for request in requests]
         ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, slots[index], finals[index])]

@@ -23,7 +23,7 @@ PRIOR = 0.5
 
 
 def node_rates() -> AcceptanceTable:
-    """How often nodes are accepted whose parent was: learned from every node below the accepted path, verified or not.
+    """How often nodes are accepted whose parents are: learned from all children of accepted nodes, verified or not.
 
     A method's own probability is the prior.
     """
@@ -44,12 +44,12 @@ class LinearState:
 class LinearForm(Nested):
     """Cuts the trees of another proposer down to the chains with the largest net gain.
 
-    The net gain of a chain is the number of its tokens that are expected to be accepted, less `least_gain` for each of
-    its tokens: it ends where a further one does not pay, and is empty where the first one does not. Nodes that were
-    left out are learned from too, since the target's token after each accepted one is known.
+    The net gain of a chain is the expected number of accepted tokens, less `least_gain` for each token: the chain ends
+    where a further token does not pay, and is empty where the first one does not. Nodes that were left out are learned
+    from too, because the target's token after each accepted node is known.
 
     Args:
-        least_gain: what a row of a pass costs, in tokens: 0 drafts as long as it can, 1 never.
+        least_gain: cost of a row of a pass, in tokens: 0 drafts as long a chain as possible, 1 never drafts.
     """
 
     parts: ClassVar = {"of_base": "base"}
@@ -88,7 +88,7 @@ class LinearForm(Nested):
 
 
 def _rated(tree: DraftTree, known: AcceptanceTable) -> tuple[list[int], list[float]]:
-    """Of each node, its cell and the probability that it is accepted if its parent is."""
+    """For each node, its cell and the probability that it is accepted if its parent is."""
     scores = [] if tree.scores is None else tree.scores.exp().tolist()
     children, depths = tree.topology.children, tree.topology.depths
     cells, priors = [0], [1.0]

@@ -22,10 +22,10 @@ class NestedState:
 
 
 class Nested:
-    """The life of a request in a proposer whose state holds the states of its parts."""
+    """Forwards each call of a request's life to the parts of a proposer, whose state holds the states of the parts."""
 
     parts: ClassVar[Mapping[str, str]]
-    """By attribute of the state, the attribute of the proposer that has its state there."""
+    """For each attribute of the state, the attribute of the proposer that it is a state of."""
 
     def made(self, alone: bool, **states: Any) -> Any:
         """The state of a request around those of the parts."""
@@ -47,7 +47,7 @@ class Nested:
 
     def close(self, state: Any) -> None:
         for name, part in self._each():
-            if hasattr(part, "close"):  # sources and retrievers have none
+            if hasattr(part, "close"):  # sources and retrievers have no `close`
                 part.close(getattr(state, name))
 
     def rewind(self, state: Any, length: int) -> None:
@@ -84,7 +84,7 @@ class StaticProposer(Nested):
     free, drafting ends when every node of a level ends its request.
 
     Args:
-        leaves_room: a retriever adds chosen nodes to the trees, so that none may be drawn.
+        leaves_room: a retriever adds chosen nodes to the trees, so no siblings may be drawn.
     """
 
     parts: ClassVar = {"of_source": "source"}
@@ -166,7 +166,7 @@ def _first(topology: Topology, count: int) -> Topology:
 
 _ROOT = torch.zeros(1)  # the score of a tree without drafts
 RERANKED_SLOTS = 1 << 20
-"""A shape that reranks sets its own limits while it grows."""
+"""Slots per node of the budget for a shape that reranks: in effect no limit, because it sets its own while it grows."""
 
 
 @dataclass(eq=False)
@@ -182,8 +182,8 @@ class GrowingProposer(Nested):
     """Expands a source level by level under a shape that decides on the scores of each level. One host read per level.
 
     Args:
-        leaves_room: keep what the shape has pruned in the trees, for a retriever (`DraftTree.pruned`). It adds chosen
-            nodes, so that none may be drawn.
+        leaves_room: keep pruned nodes in the trees for a retriever (`DraftTree.pruned`). It adds chosen nodes, so no
+            siblings may be drawn.
         acceptance: replaces keyed scores by acceptance rates; None to leave them as they are.
     """
 
@@ -298,8 +298,8 @@ class GrowingProposer(Nested):
 
 
 def _blind_order(level: Level, drawn: list[int], above: Tensor) -> Level:
-    """The level scored independently of the tokens that were drawn: first candidates before second ones, and among them
-    those below the best nodes first."""
+    """The level with scores that do not depend on which tokens were drawn: first candidates before second ones, and
+    among them those below the best nodes first."""
     if not drawn:
         return level
     order = level.cumulative.double()

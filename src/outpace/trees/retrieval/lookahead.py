@@ -20,7 +20,7 @@ Differences from the authors' code:
 - Where the window runs out of tokens it takes ids of the request's own text, drawn from a generator per request.
 
 At any temperature the next row is the target's argmax, so the trajectory is that of greedy decoding; verification alone
-decides what is generated. A token that ends the request ends n-grams; the window goes on with the next best token.
+decides what is generated. A token that ends the request ends n-grams; the window continues with the next best token.
 """
 
 import random
@@ -41,7 +41,7 @@ NGram = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of window and pool; the paper's 5, 7 and 7 take 55 nodes.
+    """Sizes of window and pool; the paper's 5, 7 and 7 take 55 nodes.
 
     Attributes:
         level: tokens of an n-gram, its key included.
@@ -55,7 +55,7 @@ class Sizes:
 
     @property
     def nodes(self) -> int:
-        """Drafted nodes at most."""
+        """Maximum number of drafted nodes."""
         return (self.level - 1) * (self.window + self.guess) - 1
 
     @staticmethod
@@ -63,9 +63,9 @@ class Sizes:
     def within(budget: int) -> "Sizes":
         """The largest sizes up to the paper's that fit a budget of at least 1.
 
-        Window and guess are equal, as the paper recommends. N-grams are as long as leaves at least LEVEL - 1 columns: a
-        narrower window spends more tokens on each n-gram than it finds. K = 60 gives (5, 7, 7), 31 (5, 4, 4), 15
-        (3, 4, 4), 7 (3, 2, 2), and smaller budgets bigrams.
+        Window and guess are equal, as the paper recommends. N-grams are as long as possible with at least `level` - 1
+        columns: a narrower window spends more tokens on each n-gram than it finds. K = 60 gives (5, 7, 7), 31 (5, 4,
+        4), 15 (3, 4, 4), 7 (3, 2, 2), and smaller budgets bigrams.
         """
         for level in range(LEVEL, 2, -1):
             width = min(WINDOW, (budget + 1) // (2 * (level - 1)))
@@ -76,14 +76,14 @@ class Sizes:
 
 
 class NGramPool:
-    """For each token the n-grams that began with it, at most WINDOW; the least recently seen is dropped first. Those of
-    a larger budget stay when it shrinks, as it does from round to round in a batch."""
+    """For each token the n-grams that began with it, at most WINDOW; the least recently seen is dropped first. N-grams
+    of a larger budget stay when the budget shrinks, as it may from round to round in a batch."""
 
     def __init__(self) -> None:
         self._found: dict[int, dict[NGram, None]] = {}
 
     def add(self, key: int, rest: NGram) -> None:
-        """Keep an n-gram as the newest of its key's."""
+        """Add an n-gram as the newest of its key."""
         found = self._found.setdefault(key, {})
         found.pop(rest, None)
         found[rest] = None
@@ -119,8 +119,8 @@ class JacobiWindow:
         """Move on to the next round.
 
         Args:
-            after: the target's next token of each column, of the first ones at least.
-            accepted: drafts, by which the window moves in addition to the place of the target's own token.
+            after: the target's next token after each column, at least after the first ones.
+            accepted: number of accepted drafts. The window moves by these and by one for the target's own token.
         """
         rows = [*self.rows, list(after)]
         if self.is_full:  # each row becomes the level before its own, one place further
@@ -193,7 +193,7 @@ class Lookahead(BaseProposer):
     def _tree(self, state: LookaheadState, request: DraftRequest) -> DraftTree:
         ids, depth = request.ids, request.max_depth
         if request.budget < 1:
-            state.window = None  # it would stand still while the text goes on
+            state.window = None  # it would not move with the text
             return DraftTree.chain(torch.tensor([ids[-1]]))
         sizes = Sizes.within(request.budget)
         level_0, *columns = self._window(state, request, sizes).rows
@@ -229,7 +229,7 @@ class _Branches:
         self._nodes: dict[tuple[int, int], int] = {}
 
     def add(self, node: int, tokens: Sequence[int]) -> int:
-        """Hang a path below a node; the node at its end."""
+        """Add a path below a node. Returns the number of its last node."""
         for token in tokens:
             found = self._nodes.setdefault((node, token), len(self.tokens))
             if found == len(self.tokens):

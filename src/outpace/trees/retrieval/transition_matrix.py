@@ -150,7 +150,7 @@ class TransitionMatrix:
         return 1 if self.pairs is None else 2
 
     def fresh(self) -> "TransitionMatrix":
-        """A separate matrix that starts with what this one started with."""
+        """A separate matrix with the rows that this one started with."""
         made = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
         made._beginning = self._beginning
         made.reset()
@@ -207,7 +207,7 @@ class MatrixLearner(Stateless):
 
     Args:
         private: every request has a matrix of its own and drops it when it ends. A request opened alone always has one,
-            which starts with what the shared one started with.
+            with the rows that the shared one started with.
     """
 
     def __init__(self, matrix: TransitionMatrix, private: bool = False) -> None:
@@ -220,7 +220,8 @@ class MatrixLearner(Stateless):
         return self.matrix.copy() if self.private else self.matrix
 
     def can_fork(self, own: bool) -> bool:
-        """The shared matrix has learned from the prompt already; a private one would miss it."""
+        """Whether a request may be forked: the shared matrix has learned from its prompt already; a private one would
+        miss it."""
         return own and not self.private
 
     def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:

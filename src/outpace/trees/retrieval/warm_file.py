@@ -117,10 +117,10 @@ def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
     """The gates of a file; None if it holds none.
 
     Args:
-        drafter: fingerprint of whose drafts they will end.
+        drafter: fingerprint of the drafter whose drafts the gates will end.
 
     Raises:
-        ModelError: no such file, another kind of file, one for another vocabulary, or no gates that could be.
+        ModelError: no such file, another kind of file, one for another vocabulary, or invalid gates.
         InvalidRequest: they were calibrated for another drafter, or the file does not say for which.
     """
     table, about = load_described(file, KIND, vocab_size)
@@ -155,7 +155,7 @@ AT_ONCE = 4_000_000  # entries that are added up together, 16 bytes each
 
 
 class TransitionRanks:
-    """Adds up the target's distributions over many texts: the rank of an id is by its mean probability over the places
+    """Adds up the target's distributions over many texts. Ids are ranked by their mean probability over the places
     where the key occurred. A matrix that learns while decoding keeps the last ranking instead."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -166,7 +166,7 @@ class TransitionRanks:
         self._count = 0
 
     def add(self, ids: Tensor, top_ids: Tensor, probs: Tensor) -> None:
-        """Take in a text."""
+        """Add a text: ids [T], the target's top ids [T, M] after each, and their probabilities [T, M]."""
         ids = ids.cpu()
         before = torch.cat([ids.new_full((1,), NO_TOKEN), ids[:-1]])
         pairs = before.long() * self._vocab_size + ids.long()  # [T]

@@ -93,7 +93,7 @@ class Beam(PlainShape):
         return self.config.beam or self.config.breadth
 
     def weight(self, depth: int) -> float:
-        """Positive, so that no child scores more than its parent."""
+        """Weight of a level's scores: positive, so that no child scores more than its parent."""
         return float(depth**-self.config.level_power * self.config.level_decay ** (depth - 1))
 
     def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
@@ -114,9 +114,9 @@ class Beam(PlainShape):
         for owner in level.owners.unique().tolist():
             mine = (level.owners == owner).nonzero()[:, 0]
             scores = level.cumulative[mine]  # [F', C]
-            scores = scores.masked_fill(scores.isnan(), -torch.inf)  # of nodes below which nothing is allowed
+            scores = scores.masked_fill(scores.isnan(), -torch.inf)  # below nodes where no token is allowed
             if self.goes_on(states[owner], level.depth, scores):
-                if level.ends is not None:  # their places in the beam are for others
+                if level.ends is not None:  # these are not expanded; others take their places in the beam
                     scores = scores.masked_fill(level.ends[mine], -torch.inf)
                 best = scores.flatten().topk(min(self.beam, scores.numel())).indices
                 expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
@@ -124,8 +124,8 @@ class Beam(PlainShape):
 
 
 class BestFirst(Beam):
-    """The nodes of most probable paths. A source that knows all of them at once grows this tree itself; level by level
-    it is a beam."""
+    """The nodes with the most probable paths. A source that knows all paths at once grows this tree itself; level by
+    level it is a beam."""
 
     def __init__(self, config: BestFirstConfig) -> None:
         super().__init__(BeamConfig(depth=config.depth))

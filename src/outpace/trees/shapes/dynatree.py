@@ -63,7 +63,7 @@ AUTHORS_DEAD_ZONE = 0.1
 AUTHORS_CONFIDENCE_STEP = 0.05
 AUTHORS_CONFIDENCE_RANGE = (0.5, 0.95)
 AUTHORS_DEEP_RANGE = (0.3, 0.8)
-# Both rules: the paper's a* and W, and for how many entries of history they wait.
+# Both rules: the paper's a* and W, and the least number of history entries before a step.
 TARGET_ACCEPTANCE = 0.7
 ENTRIES = 10
 FEWEST_ENTRIES = 5
@@ -148,7 +148,7 @@ class DynaTreeState:
         base_depth: D0 as a real number, rounded where it is used.
         high_confidence, deep_path_prob: tau_h and rho_deep now.
         rates: recent acceptance: of rounds, by the statistic, or of answers.
-        alone: it neither follows other answers nor counts for them.
+        alone: whether it ignores other answers and adds nothing to their history.
     """
 
     base_depth: float
@@ -247,7 +247,7 @@ class DynaTreeShape(PlainShape):
 
 
 def _above(threshold: float, limits: tuple[float, float]) -> tuple[float, float]:
-    """The limits moved where needed so that what is clipped to them stays above the lower threshold of its pair."""
+    """The limits, raised where needed so that a value clipped to them stays above the lower threshold of its pair."""
     low = max(limits[0], threshold + CONFIDENCE_GAP)
     return low, max(limits[1], low)
 

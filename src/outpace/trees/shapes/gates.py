@@ -60,7 +60,7 @@ class CheckpointConfig(BeamConfig):
 
 
 class GatedConfig(CheckpointConfig):
-    """Graft's gates, without what it grafts."""
+    """Settings of Graft's gates, without its retrieval."""
 
     draft_all: bool = Field(
         default=False,
@@ -102,7 +102,8 @@ class Gated(Beam):
             state.stage = None
 
     def share(self, budget: int, stage: int | None) -> int:
-        """Drafted nodes that a draft keeps which ended at a stage, None for one that was not ended.
+        """Number of drafted nodes that a draft keeps. `stage`: the checkpoint at which a gate ended it; None if no gate
+        did.
 
         The proportion that `kept` states for a budget of 60, rounded to the nearest number, halves up; at least one,
         unless the budget is 0.
@@ -119,7 +120,7 @@ class Gated(Beam):
         if depth in self.config.checkpoints:
             stage = self.config.checkpoints.index(depth)
             gate = self.config.thresholds[stage]
-            # By logarithms: the exponential of a long path's score would be 0, and not above a gate of 0.
+            # Logarithms are compared: the exponential of a long path's score would be 0, and not above a gate of 0.
             if state.stage is None and gate > 0 and float(scores.max()) <= math.log(gate):
                 state.stage = stage
                 if self.config.prunes_early:
@@ -153,11 +154,11 @@ class Cut(PlainShape):
 class EchoConfig(CheckpointConfig):
     """Settings of ECHO.
 
-    Public are sparse gates on confidence at few calibrated depths, a threshold of 0.2 in the authors' example, and a
-    batch treated as one tree whose budget moves between depth and width. Where the gates stand and what an ended draft
-    keeps is not public: these are Graft's numbers, which is calibrated as ECHO is. `extra_depth` is ours. Requests that
-    are verified by rejection neither lend nor borrow, because their answers depend on the tree and must not depend on
-    other requests. They keep their budget, in breadth where a gate has ended them.
+    What is public: sparse gates on confidence at few calibrated depths, a threshold of 0.2 in the authors' example, and
+    a batch treated as one tree whose budget moves between depth and width. Which depths have gates and what an ended
+    draft keeps is not public: these numbers are those of Graft, which is calibrated like ECHO. `extra_depth` is ours.
+    Requests that are verified by rejection neither lend nor borrow, because their answers depend on the tree and must
+    not depend on other requests. They keep their budget, in breadth where a gate has ended them.
     """
 
     thresholds: Numbers = Field(
@@ -223,7 +224,7 @@ class Echo(Gated):
         return kept
 
     def _shared(self, states: Sequence[EchoState], budgets: Tensor) -> Tensor:
-        """How many nodes each of the requests keeps that lend to one another [R]."""
+        """[R] how many nodes each request keeps, among requests that lend slots to one another."""
         drafted = [torch.cat([torch.empty(0), *state.scores]).sort(descending=True).values for state in states]
         shares = super().kept(states, budgets).tolist()
         kept = [min(share, len(scores)) for share, scores in zip(shares, drafted, strict=True)]

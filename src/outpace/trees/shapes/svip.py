@@ -11,7 +11,7 @@ from outpace.core.drafting import Level
 from outpace.trees.shapes.base import PlainShape, ShapeConfig
 
 ENTROPY_SCALE = 0.15
-"""The authors' factor below the root."""
+"""The authors' factor under the square root."""
 
 
 class SvipConfig(ShapeConfig):
@@ -29,7 +29,8 @@ class SvipConfig(ShapeConfig):
 class Svip(PlainShape):
     """The best candidate of the best candidate, up to and including the first that was drafted with high entropy.
 
-    The root bounds how often a draft is rejected. Where that is known, as of keyed drafts, it is compared itself.
+    The square root of the entropy bounds how often a draft is rejected. Where the rate itself is known, as for keyed
+    drafts, it is compared instead.
     """
 
     width = 1

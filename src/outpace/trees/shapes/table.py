@@ -35,11 +35,11 @@ class Shape:
     """A row of the table.
 
     Attributes:
-        make: the shape; a growing one from its settings, a static one from nothing.
+        make: makes the shape: a growing one from its settings, a static one without arguments.
         summary: in words.
-        settings: what a growing shape is made from, a pydantic model that forbids extra fields, if it has none an empty
-            one; None for a static shape.
-        is_general: whether every source with scores takes it; else the methods that name it.
+        settings: class of a growing shape's settings, a pydantic model that forbids extra fields and may have none;
+            None for a static shape.
+        is_general: whether all methods with scores take it; else only those that name it do.
         compares: whether a growing shape reads scores as probabilities.
     """
 
@@ -64,7 +64,7 @@ _GROWING = ("width", "grow", *(name for name in vars(PlainShape) if not name.sta
 
 
 def _whole(shape: Any, parts: Sequence[str], remedy: str) -> Any:
-    """A shape that has all parts."""
+    """The shape, checked for all parts."""
     if missing := [part for part in parts if not hasattr(shape, part)]:
         raise MethodError(f"shape {type(shape).__name__}: has no {', '.join(missing)}; {remedy}")
     return shape

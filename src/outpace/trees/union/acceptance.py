@@ -114,12 +114,12 @@ class AcceptanceModel:
         return "matched" if weights[text] - weights[UNMATCHED] >= of_rows else "retrieved"
 
     def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
-        """Learn from accepted nodes: the features of the candidates below each, and which one the target chose; None if
-        it chose another token."""
-        for named, said in verified:
+        """Learn from accepted nodes: for each, the features of the candidates below it, and the index of the one that
+        the target chose; None if the target chose another token."""
+        for named, chosen in verified:
             slopes: dict[int, float] = {}
             for place, (features, price) in enumerate(zip(named, self.prices(named), strict=True)):
-                miss = price - (place == said)
+                miss = price - (place == chosen)
                 for feature in (BIAS, *features):
                     slopes[feature] = slopes.get(feature, 0.0) + miss
             for feature, slope in slopes.items():
@@ -127,7 +127,7 @@ class AcceptanceModel:
                 self.weights[feature] -= self.rate * slope / math.sqrt(self.squares[feature])
 
     def _odds(self, features: Features) -> float:
-        """Of a candidate against none of those below its node."""
+        """The odds of a candidate against "none of them"."""
         return math.exp(self.weights[BIAS] + sum(self.weights[feature] for feature in features))
 
 
@@ -138,7 +138,7 @@ def layout() -> dict[str, int]:
 
 
 def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:
-    """Weights [SIZE] by what they are of, as files hold them."""
+    """Weights [SIZE] by the names of their features, as files hold them."""
     rest = list(weights)
     return {name: [rest.pop(0) for _ in range(count)] for name, count in _LAYOUT.items()}
 

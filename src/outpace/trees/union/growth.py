@@ -50,8 +50,8 @@ class GrowthRequest:
 
     @property
     def noise_depths(self) -> int:
-        """For how many depths candidates are priced by the noise of the target's draws, where that decides what is
-        accepted."""
+        """Number of depths at which the noise of the target's draws is part of a candidate's price; 0 where that noise
+        does not decide what is accepted."""
         params = self.stream.params
         is_keyed = not (params.is_greedy or params.is_rejection)
         return max(1, min(self.max_depth, self.budget) + 1) if is_keyed else 0

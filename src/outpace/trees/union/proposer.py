@@ -25,7 +25,7 @@ from outpace.trees.union.growth import CompiledGrower, Grower, Growth, GrowthReq
 from outpace.trees.union.reference import ReferenceGrower
 
 _TRIES = 4  # rounds of a request that are drafted whatever earlier requests showed: a draft suits some texts better
-_PRIOR, _MOST, _KEPT = 4.0, 2.0, 0.98  # weight of a request's promises at first, of a round's at most, a round later
+_PRIOR, _MOST, _KEPT = 4.0, 2.0, 0.98  # weight of expected gains: initial, a round's maximum, share kept per round
 _TRIAL = 6  # rounds for which trees are grown to see whether they pay: matches and matrices catch up first
 
 
@@ -51,9 +51,9 @@ class UnionState:
     """One request.
 
     Attributes:
-        tries: its rounds that were drafted to learn what a draft gains here.
-        expected, gained: decayed sums of tokens that its trees promised, and of accepted ones.
-        scale: what the gains of its last tree were multiplied by.
+        tries: number of its rounds that used the draft only to learn what a draft gains here.
+        expected, gained: decayed sums of its trees' expected gains, and of accepted tokens.
+        scale: factor by which the gains of its last tree were multiplied.
     """
 
     of_base: Any
@@ -71,8 +71,8 @@ class UnionState:
 
     @property
     def kept(self) -> float:
-        """The share of its expected gains that this request's trees have had: texts differ from those that the
-        acceptance model has learned from, most of all in how far a match goes on."""
+        """Accepted tokens as a share of the expected gains of this request's trees, at most 1: texts differ from those
+        that the acceptance model has learned from, most of all in how long matches continue."""
         return min(self.gained / self.expected, 1.0)
 
     def learn(self, accepted: int) -> None:
@@ -163,14 +163,14 @@ class UnionProposer(Nested):
         return is_used
 
     def _growing_of(self, count: int) -> TimedOption:
-        """What growing trees for this many requests gains and takes."""
+        """The option of growing trees for this many requests: what it gains and takes."""
         return self._growing.setdefault(count, TimedOption(_TRIAL))
 
     def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
-        """By request, its tree."""
+        """The tree of each request, by its index."""
         for state, request in zip(states, requests, strict=True):
             self._bring_up_to_date(state, request)
-        started = perf_counter()  # not before: catching up with a prompt is not the price of a tree
+        started = perf_counter()  # the time of a tree does not include catching up with a prompt
         grown = self._without_draft(states, requests)
         rest = [index for index in range(len(states)) if index not in grown]
         offered = [
@@ -185,7 +185,7 @@ class UnionProposer(Nested):
         return grown
 
     def _without_draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
-        """By request, the trees that do without a draft."""
+        """The trees that need no draft, by the index of their request."""
         enough = self._plan.skip_draft_above
         asked = [index for index, one in enumerate(requests) if one.prices is not None or enough is not None]
         grown = self._grow([states[index] for index in asked], [requests[index] for index in asked])
@@ -199,7 +199,8 @@ class UnionProposer(Nested):
         if sketches:
             kinds, rate = [_kind(gain) for gain in self._net_gains.values()], _rate_of(requests)
             is_drafted = self._plan.may_draft and self._drafting.is_used(kinds, rate)
-            # Where only tries are drafted this pauses the clock: catching up with a prompt is not the price of a draft.
+            # If only tries use the draft, this pauses the clock: a draft's time does not include catching up with a
+            # prompt.
             self._drafting.advance(kinds, rate)
             for index, one in sketches.items():
                 if self._plan.may_draft and states[index].tries < _TRIES:
@@ -226,7 +227,7 @@ class UnionProposer(Nested):
         for index, count in zip(priced, taken, strict=True):
             grown[index].cut(count)
         took = (perf_counter() - started) * 1e3 + self._learning_ms - self._drafting_ms
-        if learned:  # a draft that does not pay is not the price of the trees that do without it
+        if learned:  # a draft that did not pay does not count against the trees
             net = max(net - _rate_of(requests) * self._drafting_ms, sum(self._net_gains.values()))
         self._growing_of(len(requests)).learn((0,), (net,), took)
 
@@ -268,7 +269,7 @@ class UnionProposer(Nested):
         started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
             if state.grown is not None:
-                own = len(observation.tree) - observation.tree.forced  # a grammar's tokens were not promised
+                own = len(observation.tree) - observation.tree.forced  # no gain was expected of a grammar's tokens
                 state.learn(sum(0 < node < own for node in observation.verdict.path))
                 lessons.append(_lesson(state.acceptance, state.grown, state.order, observation))
         self.grower.learn(lessons)
@@ -310,6 +311,6 @@ def _kind(net_gain: float) -> int:
 
 
 def _rate_of(requests: Sequence[DraftRequest]) -> float:
-    """How many usual rounds' gains a millisecond is worth, by the first request with prices."""
+    """The price of a millisecond in usual rounds' gains, from the first request with prices."""
     prices = next(request.prices for request in requests if request.prices is not None)
     return prices.rate / prices.pace
