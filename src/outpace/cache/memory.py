@@ -14,13 +14,13 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.threads import ROOT, groups
 
 SHARE = 0.8
-"""Of the memory that is free once weights are loaded; the rest is for drafters and intermediate results."""
+"""Share of the memory that is free once weights are loaded; the rest is for drafters and intermediate results."""
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of control groups of version 2 and 1: the limit, what is used, and how much of that are pages of files, which give
-way."""
+"""Files and a field of control groups, version 2 and 1: the limit, the memory in use, and how much of that caches files
+and can be reclaimed."""
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: space beyond the memory there is
 
 # What gives pages back: macOS only ages those that are not needed.
@@ -35,7 +35,7 @@ def is_lazy(device: torch.device) -> bool:
 def free_bytes(device: torch.device, root: Path = ROOT) -> int:
     """Bytes that are free on a device, or in the control groups around this process, such as a container's."""
     if device.type == "cuda":
-        # What this process has freed, as with an earlier model, torch keeps and gives out again.
+        # torch keeps and reuses the memory that this process has freed, as with an earlier model.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     import psutil
@@ -49,7 +49,7 @@ def _free_of(group: Path) -> int | None:
         try:
             most, now = (int((group / name).read_text()) for name in (limit, used))
             shares = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # of the other version, or "max"
+        except (OSError, ValueError):  # a group of the other version, or a limit of "max"
             continue
         return most - now + int(shares.get(files, 0))
     return None

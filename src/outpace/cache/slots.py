@@ -54,10 +54,10 @@ class SlotKV:
         budget: rows that all slots together may hold; None without a limit.
 
     Attributes:
-        scales: of int8 keys and values, what each head's row is multiples of, float32 with a last dimension of 1. Keys
-            are rotated before they are rounded (`int8.rotated`): large biases of some channels would take all 8 bits.
-        key_offsets: [layers, kv_heads, 1, head_dim] float32, subtracted from int8 keys before that, which shifts all
-            scores of a query alike.
+        scales: of int8 keys and values, one per row of a head, float32 with a last dimension of 1. Keys are rotated
+            before they are rounded (`int8.rotated`): large biases of some channels would take all 8 bits.
+        key_offsets: [layers, kv_heads, 1, head_dim] float32, subtracted from keys before they are stored as int8, which
+            shifts all scores of a query alike.
         storages: keys, values and scales.
     """
 
@@ -127,7 +127,7 @@ class SlotKV:
         """Store keys and values [..., head_dim] of one layer. `place`: slots, kv_heads and rows, as tensors index."""
         rows = [keys, values]
         if self.scales:
-            # Rows come behind heads here: tables, whose index puts them first, are of GPUs, which have no int8.
+            # Here rows follow heads. Only tables, which exist only on GPUs, put rows first, and GPUs have no int8.
             rounded = rounded_rows(rotated(keys.float() - self.key_offsets[layer])), rounded_rows(values.float())
             codes, scales = zip(*rounded, strict=True)
             rows = [*codes, *scales]
@@ -135,7 +135,7 @@ class SlotKV:
             storage[layer][place] = fresh.to(storage.dtype)
 
     def end(self, slot: int, count: int) -> int:
-        """The end of `count` rows after the committed ones, which will be written."""
+        """Reserve `count` rows after the committed ones. Returns the row after the last one."""
         end = self.lengths[slot] + count
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
         self._held[slot] = max(self._held[slot], end)

@@ -17,8 +17,8 @@ def _is_installed() -> bool:
 
 
 def runs_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether kernels in Triton run on a device with numbers of a dtype. On a CPU only in its interpreter, which
-    TRITON_INTERPRET=1 asks for, set before anything imports Triton, and which is for tests: it is slow."""
+    """Whether kernels in Triton run on a device with numbers of a dtype. On a CPU they run only in Triton's
+    interpreter, which is slow and meant for tests: set TRITON_INTERPRET=1 before anything imports Triton."""
     if dtype == torch.float64:
         return False  # kernels sum in float32, and Triton does not mix both in a loop
     if device.type == "cuda":
@@ -35,14 +35,14 @@ def on_device_of(rows: Tensor) -> torch.cuda.device:
 
 
 def next_power(size: int) -> int:
-    """The least power of 2 that is not smaller."""
+    """The smallest power of 2 that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 @cache
 def _mend_interpreter() -> None:
-    """Triton 3.6's interpreter makes numbers of arrays with one element by `int`, which NumPy 2.4 refuses, and
-    multiplies the words in which it keeps bfloat16."""
+    """Patch Triton 3.6's interpreter: it converts arrays of one element with `int`, which NumPy 2.4 refuses, and
+    multiplies the bit patterns of bfloat16 numbers instead of their values."""
     import numpy
     from triton import language
     from triton.runtime import interpreter
@@ -67,7 +67,7 @@ def _mend_interpreter() -> None:
 
 
 class SideStream:
-    """A stream of its own on a GPU; elsewhere what is asked is done at once."""
+    """A separate stream on a GPU; elsewhere all work runs at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -91,4 +91,4 @@ class SideStream:
         current.wait_stream(self._stream)
         for tensor in made:
             if tensor.device.type == "cuda":
-                tensor.record_stream(current)  # its memory is not given away before they have read it
+                tensor.record_stream(current)  # its memory is not reused before that work has read it

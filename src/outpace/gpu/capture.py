@@ -1,8 +1,8 @@
 """A function of tensors over static buffers, on CUDA as one graph per bucket, so that the host launches once.
 
-A graph reads and writes at fixed addresses. What goes in is copied to buffers that lie outside of the graphs' memory,
-what comes out is copied from such buffers, and nothing else outlives a replay. So all graphs of a function share one
-pool of memory, in whatever order they run.
+A graph reads and writes at fixed addresses. Inputs are copied to buffers outside the graphs' memory, outputs are copied
+from such buffers, and nothing else outlives a replay. So all graphs of a function share one pool of memory, in whatever
+order they run.
 
 The tables of a packed pass are padded to a bucket, so that one recorded graph serves many passes. Rows of padding see
 nothing, so their attention is zero, and their keys and values are written to a spare row.
@@ -28,9 +28,10 @@ from outpace.lib.quick import without_collection
 Function = Callable[..., tuple[Tensor, ...]]
 VARIABLE = "OUTPACE_GRAPHS"
 MOST_GRAPHS = 64
-"""Of one function. What would need more runs without: a graph holds some megabytes of the device's memory."""
+"""Maximum number of graphs of one function; further buckets run without a graph. A graph holds some megabytes of the
+device's memory."""
 HEAD_ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of recorded products with a vocabulary. The ten launches of a larger one are nothing beside it."""
+"""Rows of recorded products with a vocabulary. For a larger product the time of ten launches is negligible."""
 _WARM_UPS = 3  # kernels are compiled and libraries choose before anything is recorded
 
 
@@ -49,12 +50,12 @@ class _Recorded:
 class Graphs:
     """One function over static buffers, recorded when a bucket is first used.
 
-    On a CPU, where there are no graphs, the function is called over the same buffers: for tests of what surrounds it.
+    On a CPU, where there are no graphs, the function is called over the same buffers, to test the code around it.
 
     Args:
         function: of a bucket and its buffers; returns tensors of at most `most_rows` rows. It reads nothing on the host
-            and allocates nothing that lives longer, its shapes follow from the bucket, rows do not hear of each other,
-            and a second call with the same buffers changes nothing: it is called some times before it is recorded.
+            and allocates nothing that lives longer, its shapes follow from the bucket, rows do not affect each other,
+            and calls can be repeated with the same buffers: it runs some times before it is recorded.
     """
 
     def __init__(self, function: Function, most_rows: int, device: torch.device) -> None:
@@ -69,11 +70,11 @@ class Graphs:
 
     @torch.inference_mode()
     def __call__(self, bucket: Hashable, count: int, inputs: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, ...] | None:
-        """The first `count` rows of the outputs, which nobody writes again; None where there is no graph to be had.
+        """Copies of the first `count` rows of the outputs; None if there is no graph.
 
         Args:
-            inputs: each with the rows that its buffer has; what it leaves of them keeps what was there. On CUDA a
-                tensor of the host is pinned, or the host would wait.
+            inputs: each with the number of rows of its buffer; rows beyond the input's keep their old contents. On
+                CUDA, tensors of the host must be pinned, or the host would wait.
         """
         if self._is_off or (bucket not in self._recorded and len(self._recorded) >= MOST_GRAPHS):
             return None
@@ -88,7 +89,7 @@ class Graphs:
         if not self._on_cuda:
             self._compute(bucket, recorded.inputs)
         else:
-            # Recorded over what was just filled in: warming up computes this very call.
+            # Recording uses the inputs that were just copied: the warm-up computes this very call.
             if recorded.graph is None and not self._record(bucket, recorded):
                 return None
             assert recorded.graph is not None
@@ -103,7 +104,8 @@ class Graphs:
             kept[: len(rows)].copy_(rows)
 
     def _record(self, bucket: Hashable, recorded: _Recorded) -> bool:
-        """Whether it could be recorded; what cannot is computed without a graph from then on, and says so."""
+        """Record a graph. Returns whether that worked; if not, it warns, and the function runs without graphs from then
+        on."""
         graph, stream = torch.cuda.CUDAGraph(), self._stream
         try:
             with torch.cuda.device(self._device):
@@ -112,7 +114,7 @@ class Graphs:
                     for _ in range(_WARM_UPS):
                         self._compute(bucket, recorded.inputs)
                 torch.cuda.current_stream().wait_stream(stream)
-                # Other threads may allocate meanwhile: they are none of this graph's business. No garbage is collected:
+                # Other threads may allocate meanwhile, which does not affect this graph. No garbage is collected:
                 # destroying an old graph may end a capture.
                 captured = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
                 with without_collection(), captured:
@@ -151,7 +153,7 @@ class Captured:
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Rows of the passes that are recorded. For more, products take longer than launches."""
 _WORDS, _PATH = 16, 64  # columns of `sight`: bits of 512 rows; in exact mode a path of 64
-_TAIL = 1024  # the least
+_TAIL = 1024  # least size of `tail`
 
 
 class Bucket(NamedTuple):
@@ -166,13 +168,13 @@ class Bucket(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables, rows: int | None = None) -> "Bucket | None":
-        """The smallest that holds a pass; None if none does."""
+        """The smallest bucket that holds a pass; None if none does."""
         count = len(tables.rows)
         rows = next((size for size in ROWS if size >= count), 0) if rows is None else rows
         if rows < count or tables.sight.shape[1] > _columns(tables.exact):
             return None
         padding = -(-(rows - count) // _rows_per_tile(tables.exact))
-        # One tile more, without rows, for the items that are left over.
+        # One more tile, without rows, takes the unused items.
         tiles = rows + 1 if tables.exact else next_power(len(tables.tiles) + padding + 1)
         items = max(tiles, next_power(len(tables.items) + padding)) if tables.is_split or tables.exact else tiles
         return cls(
@@ -186,7 +188,7 @@ class Bucket(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers of all tables side by side."""
+        """How many numbers all tables have together."""
         return starts_of(self._shapes)[-1]
 
     @property
@@ -197,7 +199,7 @@ class Bucket(NamedTuple):
 
     def filled(self, tables: Tables, spare: tuple[int, int], device: torch.device) -> Tensor:
         """[N] tables of a pass and their padding on the host, ready to be copied to a device; N is at most `size`."""
-        start = starts_of(self._shapes)[-2]  # of the tail, of which what is there is copied alone
+        start = starts_of(self._shapes)[-2]  # of the tail, of which only the used part is copied
         buffer = np.zeros(start + len(tables.tail), np.int32)
         rows, tiles, items, sight = views_of(buffer, self._shapes[:-1])
         buffer[start:] = tables.tail
@@ -224,8 +226,8 @@ class CapturedPass:
     """A pass over slots through static buffers.
 
     Args:
-        function: of plans and packed rows; returns tensors of as many rows. Otherwise as that of `Graphs`: it writes
-            the same to the slots whenever it is called.
+        function: of plans and packed rows; returns tensors of as many rows. Otherwise as that of `Graphs`: every call
+            with the same inputs writes the same to the slots.
         rows: that every pass must have; None for the next of `ROWS`.
     """
 
@@ -251,7 +253,8 @@ class CapturedPass:
 
 
 def _planned(function: Function, buckets: Sequence[Bucket], *buffers: Tensor) -> tuple[Tensor, ...]:
-    """The pass over its buffers. No method: `Graphs` would refer back to the pass that holds it, a reference cycle."""
+    """The pass over its buffers. Not a method: `Graphs` would refer back to the pass that holds it, a reference
+    cycle."""
     plans: list[TilePlan] = [
         bucket.plan(buffer) for bucket, buffer in zip(buckets, buffers[: len(buckets)], strict=True)
     ]

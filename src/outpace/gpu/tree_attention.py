@@ -66,8 +66,8 @@ def _by_kernel(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSet
 
 
 def by_torch(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSettings) -> Tensor:
-    """The same function of the same plan, tile by tile, in float32 at least: what the kernel is compared with, and what
-    runs on a GPU without Triton. In exact mode its sums are in logical order too, but it promises no bits."""
+    """The same attention, tile by tile, in float32 at least: the reference of the kernel, and what runs on a GPU
+    without Triton. In exact mode its sums are in logical order too, but it does not guarantee equal bits."""
     layer, scaling, window, softcap = settings
     heads, count, dim = query.shape
     group = heads // kv.keys.shape[2]

@@ -1,6 +1,6 @@
 """Triton: attention of a packed pass over slots, one call per layer for all requests.
 
-Keys are read where they lie. A program computes an item of the pass's plan (`cache.passes`) for one key-value head: the
+Keys are read in place. A program computes an item of the pass's plan (`cache.passes`) for one key-value head: the
 rows of a tile times the query heads that share the key-value head are the rows of its products. Softmax runs online in
 float32; items of one tile are put together by `join`.
 
@@ -15,13 +15,13 @@ import triton.language as tl
 
 @triton.jit
 def _capped(scores, softcap):
-    # softcap * tanh(scores / softcap); tanh itself is not to be had in every backend.
+    # softcap * tanh(scores / softcap); not every backend has tanh.
     return softcap * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 / softcap))))
 
 
 @triton.jit
 def _absorbed(scores, value, peak, total, summed):
-    """Online softmax: what is known of [M] rows, and scores [M, N] of N more keys with values [N, D]."""
+    """Online softmax: the state of [M] rows after scores [M, N] of N more keys with values [N, D]."""
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row that has seen nothing yet
     weights = tl.exp(scores - shift[:, None])
