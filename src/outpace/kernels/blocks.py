@@ -25,7 +25,7 @@ FORMATS = frozenset(map(BlockFormat, (2, 3, 6, 7, 8, *range(10, 15), 20, 23, 39)
 """The formats that the kernels multiply: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4."""
 _LINE = 64  # bytes of a cache line
 _PART = 32  # numbers of a row that share a scale
-_NOT_FINITE, _UNREAD = 1, 2  # what kernels.cpp returns of a matrix that could not be laid out
+_NOT_FINITE, _UNREAD = 1, 2  # results of kernels.cpp for a matrix that it could not lay out
 
 
 Place = Callable[[np.ndarray[Any, Any]], tuple[int, int]]
@@ -90,7 +90,7 @@ class BlockLinear(KernelLinear):
         weights: the matrices; their formats may differ.
         bias: [out of all] or None.
         dtype: of the results.
-        allocate: gives memory for this many bytes of panels; None for a tensor each.
+        allocate: returns memory for this many bytes of panels; None for a separate tensor per matrix.
         place: of the matrices' data. They are read from an open file in a fifth of the time of a mapping's page faults.
 
     Raises:
@@ -115,7 +115,7 @@ class BlockLinear(KernelLinear):
             own = None if self.bias is None else self.bias[start : start + weight.outputs]
             self._pieces.append(_placed(weight, own, allocate or _allocate, place))
             start += weight.outputs
-        # What the panels are made of is not kept: rows are read from them too.
+        # The source of the panels is not kept: rows are read from the panels, too.
         self.weights = tuple(
             replace(weight, data=panels.numpy(), order=None, packed=weight.outputs)
             for weight, (_, panels, _) in zip(weights, self._pieces, strict=True)
@@ -240,7 +240,7 @@ class BlockEmbedding(nn.Module):
 
 
 def reference_product(weight: BlockWeight, rows: Tensor) -> Tensor:
-    """What `BlockLinear` computes of rows [R, in] without a bias, in float64 [R, out].
+    """The product [R, out] that `BlockLinear` computes from rows [R, in], without a bias and in float64.
 
     Rows are rounded to integers from -127 to 127 with a scale for each 32 (`into_parts` of rows.h).
     """

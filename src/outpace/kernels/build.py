@@ -1,8 +1,8 @@
 """The compiled kernels of `kernels/cpp/`: of the package, or built once for this machine, and kept.
 
-They are plain C++ behind C functions, of no version of torch and no Python. A wheel has a library for each level
-(levels.py); a source checkout has none, and one is built in some seconds where there is a C++ compiler. Without it
-everything is computed by torch's operations, with more calls.
+They are plain C++ behind C functions, independent of the versions of torch and Python. A wheel has a library for each
+level (levels.py); a source checkout has none, and one is built in some seconds where there is a C++ compiler. Without
+it everything is computed by torch's operations, with more calls.
 """
 
 import ctypes
@@ -53,8 +53,8 @@ class Build:
 
     Attributes:
         handle: the loaded library; None where there is none.
-        reason: why not, or for which instructions it was compiled, and by whom.
-        path: where it is kept.
+        reason: why there is none; else the instructions that it was compiled for, and by whom.
+        path: file of the library.
         level: a name of `levels.LEVELS`, or "native" for all instructions that this CPU has.
         seconds: what building took; 0 where it had been built before.
         log: what a compiler that failed printed; None if none did.
@@ -70,7 +70,7 @@ class Build:
 
 @cache
 def build() -> Build:
-    """The kernels of this machine: of the package, else built at the first call, unless they were built before."""
+    """The kernels for this machine: the package's, or those of an earlier build, or built now."""
     level = highest_level(architecture(), allowed(cpu_flags()))
     return (_shipped(level) if level is not None else None) or _built(level)
 
@@ -105,12 +105,12 @@ def _built(level: InstructionLevel | None) -> Build:
         return Build(None, f"{compiler} cannot build them: {detail.splitlines()[0]}", path, log=log)
     try:
         return Build(ctypes.CDLL(str(path)), f"built with {' '.join(instructions)}", path, name, seconds)
-    except OSError as error:  # cut off when the power failed, or of a newer system that shares the folder
+    except OSError as error:  # truncated by a power failure, or built on a newer system that shares the folder
         return Build(None, f"{_UNLOADABLE}: {error}", path)
 
 
 def loaded_kernels() -> ctypes.CDLL | None:
-    """The kernels; None where they cannot be had or are not wanted, and `why_none` says which."""
+    """The kernels; None if there are none or they are switched off, which `why_none` explains."""
     return build().handle if switch(VARIABLE, True) else None
 
 
@@ -192,8 +192,9 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
 
 
 def _flags_of_system(compiler: str, system: str = sys.platform) -> tuple[str, ...]:
-    """What a system needs besides. Python on Windows looks for the libraries that a library needs in no folder of a
-    compiler, and a stack there is not aligned as GCC takes it to be for AVX (its bug 54412): the assembler mends that.
+    """Further flags for a system. On Windows, Python does not search a compiler's folders for the libraries that a
+    library needs, and the stack is not aligned as GCC assumes for AVX (GCC bug 54412), which a flag of the assembler
+    works around.
     """
     if system != "win32":
         return ()
@@ -202,7 +203,8 @@ def _flags_of_system(compiler: str, system: str = sys.platform) -> tuple[str, ..
 
 
 def _instructions(level: InstructionLevel | None) -> tuple[str, tuple[str, ...]]:
-    """What to compile for, and its flags: all instructions of this CPU, or a level where it is held to one."""
+    """The target of the compilation and its flags: all instructions of this CPU, or a level if the user restricts
+    them."""
     if level is not None and allowed(cpu_flags()) != frozenset(cpu_flags().split()):
         return level.name, level.flags
     return "native", ("-march=native",) if architecture() == "x86_64" else ("-mcpu=native",)

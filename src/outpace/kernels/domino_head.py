@@ -15,7 +15,7 @@ from outpace.kernels.build import call, threads
 from outpace.kernels.topk import KeyedDraws
 
 Picked = Sequence[tuple[Tensor, Sequence[int]]]
-"""Rows, by their numbers, of contiguous float32 matrices."""
+"""Pieces of contiguous float32 matrices: a matrix [.., width], and the numbers of its rows."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from outpace.kernels.build import loaded_kernels, why_none
 
 COMPILED = "compiled"
-# Of the norm of a difference between two ways to compute a short pass. Another formula differs by far more; rounding to
-# bfloat16 and int8 grows from layer to layer.
+# Limits of the norm of the difference between two ways to compute a short pass, relative to the result. Another formula
+# differs by far more; rounding to bfloat16 and int8 grows from layer to layer.
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.25
 
 

@@ -1,4 +1,4 @@
-"""What of this CPU oneDNN may use for products, on which the order of their sums depends."""
+"""Instructions of this CPU that oneDNN may use for products: the order of their sums depends on them."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _NO_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 _NO_TILES = (*_NO_BFLOAT16, "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512", "AVX10_2_512")
 _TILES = ("AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16")
-# What the kernel calls the instructions that products are made of, with oneDNN's least name that allows them.
+# Linux's names of the instructions for products, with oneDNN's lowest name that allows them.
 _NEEDED = {
     "avx2": "AVX2",
     "avx_vnni": "AVX2_VNNI",
@@ -39,14 +39,14 @@ _LINUX_NAMES = {
 }
 _ELSEWHERE = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 _CAPABILITIES = {"default": "SSE41", "avx2": "AVX2"}
-"""ATEN_CPU_CAPABILITY's lower names in oneDNN's."""
+"""oneDNN's names for the lower values of ATEN_CPU_CAPABILITY."""
 HOLDS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-"""Variables by which a user holds libraries to older instructions."""
+"""Variables with which a user restricts libraries to older instructions."""
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether products of bfloat16 have instructions here, rather than being made of others, slowly and otherwise
-    for one row than for many."""
+    """Whether this CPU has instructions for products of bfloat16. Without them such products are slow, and are computed
+    otherwise for one row than for many."""
     if platform.machine() not in ("x86_64", "AMD64"):
         # Only oneDNN knows, and not every build of torch has it.
         return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -60,35 +60,36 @@ def has_tiles() -> bool:
 
 
 def highest_allowed() -> str:
-    """The instruction set that the user holds oneDNN to, in its own variable, upper case; empty for none."""
+    """The highest instruction set that the user allows oneDNN, as its variable names it, in upper case; empty for no
+    limit."""
     return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
 
 
 def cpu_flags() -> str:
-    """The line that names a CPU's instructions, as Linux has it; elsewhere made of what torch finds."""
+    """The line of Linux that names a CPU's instructions; on other systems made from what torch finds."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
-        # torch before 2.11 cannot say: its users without Linux have the kernels that every CPU can run.
+        # torch before 2.11 does not know: its users without Linux get the kernels that every CPU can run.
         found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
         return " ".join(("flags :", *(linux for name, linux in _LINUX_NAMES.items() if found.get(name))))
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def instruction_sets(flags: str) -> list[str]:
-    """Those among a line of flags that products are made of."""
+    """The instructions in a line of flags that products use."""
     present = flags.split()
     return [name for name in (*_NEEDED, *_ELSEWHERE) if name in present]
 
 
 def allowed(flags: str) -> frozenset[str]:
-    """Those of a line of flags that no variable keeps libraries from."""
+    """The instructions in a line of flags that no variable forbids."""
     present = flags.split()
     return frozenset(present).difference(*(_lost(variable, present) for variable in HOLDS))
 
 
 def held_down(present: list[str]) -> tuple[str, list[str]]:
-    """The variable that keeps libraries from instructions that are there, and which; "" and none if none does.
+    """The first variable that forbids instructions of this CPU, and those instructions; "" and none if none does.
 
     Args:
         present: of `instruction_sets`.
@@ -97,10 +98,10 @@ def held_down(present: list[str]) -> tuple[str, list[str]]:
 
 
 def _lost(variable: str, present: list[str]) -> list[str]:
-    """Those of `present` that a variable keeps libraries from. A name beyond what there is holds nothing down."""
+    """The instructions in `present` that a variable forbids. A name above all of them forbids none."""
     order = (*_NO_TILES, *_TILES)
-    said = os.environ.get(variable, "")
-    name = _CAPABILITIES.get(said.lower(), "") if variable.startswith("ATEN") else said.upper()
+    value = os.environ.get(variable, "")
+    name = _CAPABILITIES.get(value.lower(), "") if variable.startswith("ATEN") else value.upper()
     if name not in order:
         return []
     return [one for one in present if order.index(_NEEDED.get(one, order[0])) > order.index(name)]

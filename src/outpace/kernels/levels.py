@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpp"
-# No sum in another order than written, or a row's bits would depend on how a loop was cut.
+# The compiler must keep the order of sums, or a row's bits would depend on how a loop is split.
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-w", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
@@ -67,14 +67,14 @@ LEVELS = (
 
 
 def architecture() -> str:
-    """This machine's, as `InstructionLevel` has it where there are levels for it."""
+    """This machine's architecture, by the name that `InstructionLevel` has for it, if there are levels for it."""
     machine = platform.machine().lower()
     return _MACHINES.get(machine, machine)
 
 
 def levels_of(architecture: str, system: str) -> list[InstructionLevel]:
-    """Those of an architecture that differ on a system, named as `sys.platform`: the kernels ask for AMX on Linux
-    alone, and wheels of other systems have no library of that level."""
+    """The levels of an architecture that differ on a system, named as `sys.platform`: the kernels request AMX only on
+    Linux, and wheels of other systems have no library of that level."""
     own = [one for one in LEVELS if one.architecture == architecture]
     return [one for one in own if one.name != "amx" or system == "linux"]
 
@@ -104,7 +104,7 @@ def library_name(level: InstructionLevel, system: str = sys.platform) -> str:
 
 
 def library_suffix(system: str = sys.platform) -> str:
-    """Of the file names of libraries."""
+    """The ending of a library's file name."""
     return _SUFFIXES.get(system, ".so")
 
 

@@ -121,7 +121,7 @@ class KernelLinear(nn.Module):
         return Int8Weight((self._numbers() ^ 128).view(torch.int8), self.scales[: self.outputs])
 
     def _numbers(self) -> Tensor:
-        """[out, in] of the panels, as they are stored."""
+        """The numbers [out, in] of the panels, in their stored type."""
         panels = self.panels.view(-(-self.outputs // PANEL), -1, PANEL, _TOGETHER[self.kind])
         return panels.transpose(1, 2).reshape(len(panels) * PANEL, -1)[: self.outputs, : self.inputs]
 
