@@ -10,14 +10,14 @@
 #endif
 
 #if OUTPACE_AMX
-// Whether the system lends this process the tiles of AMX; it has to be asked once.
+// Whether the system gives this process the tiles of AMX; it has to be asked once.
 static inline bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;
 }
 
-// All tiles with 16 rows of 64 bytes, as long as this lives; and numbers too small for a float's bits are 0, as in tiles.
+// While this lives, all tiles have 16 rows of 64 bytes, and subnormal floats count as 0, as they do in tiles.
 struct Tiles {
   struct __attribute__((packed)) Shape {
     uint8_t palette = 1, start = 0, unused[14] = {};
@@ -46,7 +46,7 @@ struct Tiles {
 // Compilers do not see what is read into a tile.
 static inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-// Scores of 16 keys to a block and 16 queries [width / 2][16][2]: [16 * blocks][16]. Width is a multiple of 32.
+// Scores of 16 keys per block and 16 queries [width / 2][16][2]: [16 * blocks][16]. Width is a multiple of 32.
 template <int Blocks>
 static inline void score_blocks(const uint16_t* keys, int width, const uint16_t* queries, float* out) {
   _tile_zero(0);
@@ -118,7 +118,7 @@ static inline void turn_values(const uint16_t* values, int width, int count, uin
   else turn_rows<false>(values, width, count, out);
 }
 
-// Add to out [width][16] the values of some halves of a tile, turned [halves][width][32], by their weights
+// Add to out [width][16] the values of some halves of a tile, transposed [halves][width][32], by their weights
 // [halves][16][16][2].
 template <int Blocks>
 static inline void mix_blocks(const uint16_t* turned, int width, int halves, const uint16_t* weights, float* out) {

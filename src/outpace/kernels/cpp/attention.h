@@ -14,22 +14,23 @@
 #include "by_query.h"
 #include "pool.h"
 
-constexpr int kMostQueries = 128;  // of a task, whose sums are to stay near its core
-constexpr int kFewestMost = 16;    // of a task where threads are many: as many as a vector or a tile of AMX has
+constexpr int kMostQueries = 128;  // of a task, so that its sums stay in the caches of its core
+constexpr int kFewestMost = 16;    // limit for smaller tasks, where there are many threads: a vector, or a tile of AMX
 
-// Tasks of a pass: the rows of a part in pieces, for each key head; and spans, where these are shared out too.
+// Tasks of a pass: pieces of the rows of a part, for each key head; and their spans, where these are shared out too.
 struct Tasks {
   int count = 0, spans = 1, numbers = 0;  // numbers: of the sums of a task
   int most = kMostQueries;                // queries of a task
 
   Tasks(const Part* parts, int part_count, int heads, int kv_heads, int width, int threads) {
     divide(parts, part_count, heads, kv_heads, width);
-    // Smaller tasks read keys and values more often, but by threads that would be idle.
+    // Smaller tasks read keys and values more often, but otherwise threads would be idle.
     for (; count * spans < threads && most > kFewestMost; divide(parts, part_count, heads, kv_heads, width)) most /= 2;
     if (count >= 4 * threads) spans = 1;  // enough for all threads to be busy
   }
 
-  // Numbers of all sums of a pass of so many threads; in a crowd it has one (pool.h).
+  // How many numbers all sums of a pass have with this many threads, or with one, as while others use the cores
+  // (pool.h).
   static size_t room(const Part* parts, int part_count, int heads, int kv_heads, int width, int threads) {
     const auto needed = [&](int size) {
       const Tasks tasks(parts, part_count, heads, kv_heads, width, size);
@@ -56,7 +57,7 @@ struct Tasks {
   }
 };
 
-// A block, and both ways to attend for it.
+// A block, and both ways to compute its attention.
 template <class Number>
 struct Ways {
   Block<Number> block;
@@ -69,7 +70,7 @@ static void attend_typed(Team& team, const Attention& a, float* room) {
   const int group = a.heads / a.kv_heads;
   const Tasks tasks(a.parts, a.part_count, a.heads, a.kv_heads, a.kv.head_dim, team.size);
   static thread_local const std::unique_ptr<Ways<Number>> own(new Ways<Number>);
-  Ways<Number>& ways = *own;  // through a pointer: compilers ask for a thread's own variable again and again
+  Ways<Number>& ways = *own;  // a reference: compilers look up a thread-local variable at every use
   Block<Number>& block = ways.block;
   // Open a task's block, and do `work` the faster way.
   const auto open = [&](int task, auto work) {

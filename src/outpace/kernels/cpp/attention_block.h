@@ -15,11 +15,11 @@
 constexpr int kTile = 64;    // positions between two looks at the largest score
 constexpr int kSummed = 32;  // positions summed before they are added
 constexpr int kSpan = 512;   // positions of a partial sum
-// Scores that no row has: below all that are found, and what hidden keys are given, whose weight is then 0.
+// Scores that no key has: a lower bound of all, and the score of hidden keys, whose weight is then 0.
 constexpr float kLowest = -1e20f, kHidden = -3e38f;
 
-// 2^x for x up to 126, and 2^-126 below that, with an error of 2^-23; of 2^-13 where `Roughly`, which is less than
-// rounding to bfloat16 leaves.
+// 2^x for x up to 126, and 2^-126 below that, with an error of 2^-23; with `Roughly` an error of 2^-13, which is less
+// than rounding to bfloat16 causes.
 template <bool Roughly = false>
 static inline Lanes power_of_two(Lanes x) {
   x = larger(x, all(-126.0f));
@@ -100,12 +100,12 @@ static inline Sums sums_at(float* base, int vector, int width) {
 // Scores of some positions and a vector's queries, which become weights.
 struct Scores {
   float* first;
-  int by_position, by_query;  // how far apart they lie
+  int by_position, by_query;  // strides
 
   float& at(int position, int query) const { return first[position * by_position + query * by_query]; }
 };
 
-// The value of a position, and the weights that queries give it, so many numbers apart.
+// The value of a position, and the weights of the queries for it, `step` numbers apart.
 struct Weighted {
   const float* value;
   const float* weights;
@@ -118,7 +118,7 @@ class Block {
  public:
   static constexpr bool kIsFloats = std::is_same<Number, float>::value, kIsBytes = std::is_same<Number, int8_t>::value;
 
-  // Rows that are stored otherwise, as products read them.
+  // Rows converted from the stored type to the one that products read.
   struct Room {
     std::vector<float> floats;
     std::vector<uint16_t> halves;
@@ -131,7 +131,7 @@ class Block {
   const Number *keys = nullptr, *values = nullptr;
   const float* wide_values = nullptr;                      // of `widen_values`
   float key_scales[kTile] = {}, value_scales[kTile] = {};  // of int8
-  // The tail: rows from the first one on that is not in its place for all queries, and whether the tile reaches it.
+  // The tail: the rows from the first one that is not in order for all queries, and whether the tile reaches it.
   int tail_rows = 0;
   bool has_tail = false;
   const Number* tail_keys = nullptr;
@@ -188,7 +188,8 @@ class Block {
     }
   }
 
-  // Rows as floats or in bfloat16, widened in `room` where they are stored otherwise. Products may read 15 rows more.
+  // Rows as floats or in bfloat16, converted into `room` if they are stored in another type. Products may read 15 rows
+  // more.
   template <class Wide>
   const Wide* widened(const Number* rows, int count, std::vector<Wide>& room) const {
     if constexpr (std::is_same<Number, Wide>::value) {
@@ -205,14 +206,14 @@ class Block {
     }
   }
 
-  // Keys in words, as their products read them.
+  // Keys as the words that their products read.
   const float* as_words(const Number* rows, int count, bool in_pairs, Room& room) const {
     if constexpr (!kIsFloats)
       if (in_pairs) return (const float*)widened(rows, count, room.halves);
     return widened(rows, count, room.floats);
   }
 
-  // Make floats of the values in order, which `mix` reads.
+  // Convert the values in order to floats, which `mix` reads.
   void widen_values() { wide_values = widened(values, rows_in_order, value_room_); }
 
   // Scores of the tail, in the order of storage, become those of the tile's positions for the queries that see them.
@@ -225,13 +226,13 @@ class Block {
       for (int at = 0; at < count; at += kLanes) store(scores + at, capped(load(scores + at)));
   }
 
-  // Weights of int8 values, which stand for so many times as much.
+  // Weights times the scale of int8 values.
   static Lanes scaled(Lanes weights, float scale, bool rounds) {
     return rounds ? as_bfloat16(weights * scale) : weights * scale;
   }
 
-  // Call `add(sides)` for each half of the tile from one on: values of even positions and of odd ones, with the weights of
-  // a vector's queries. Weights of int8 values that are stored in order are `scaled` before.
+  // Call `add(sides)` for each half of the tile from `half` on: values of even and of odd positions, with the weights
+  // of a vector's queries. Weights of int8 values that are stored in order are `scaled` before.
   template <class Add>
   void mix(int v, const Scores& weights, int half, bool rounds, Add add) {
     if (has_tail) spread_weights(v, weights, rounds);
@@ -252,7 +253,8 @@ class Block {
     }
   }
 
-  // Add the sums over a span to those over the spans before it; `add_values(v, before, after, from, to)` those of values.
+  // Add the sums over a span to those over the spans before it; `add_values(v, before, after, from, to)` adds those of
+  // values.
   template <class AddValues>
   void add(const float* later, float* sums, AddValues add_values) const {
     for (int v = 0; v < vectors; ++v) {
@@ -348,7 +350,7 @@ class Block {
     });
   }
 
-  Lanes capped(Lanes score) const {  // as if scaled
+  Lanes capped(Lanes score) const {  // the cap applies to scaled scores; the result is unscaled again
     const float cap = attention_->sight.softcap, scaling = attention_->sight.scaling;
     const Lanes x = smaller(score * (2 * scaling / cap), all(80.0f));
     return (1.0f - 2.0f / (1.0f + exponential(x))) * (cap / scaling);
@@ -363,7 +365,7 @@ class Block {
   std::vector<Number> viewed_keys_, viewed_values_;  // of a tile, copied together
   std::vector<Seen> seen_;                           // by row
   int first_low_ = 0, last_low_ = 0, first_end_ = 0, last_end_ = 0;
-  int straight_ = 0;  // from where on positions are not stored in order
+  int straight_ = 0;  // first position that is not stored in order
   const float* wide_tail_values_ = nullptr;
   std::vector<float> value_room_, tail_value_room_, tail_weights_;
   std::vector<uint8_t> is_seen_;

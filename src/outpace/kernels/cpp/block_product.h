@@ -7,7 +7,8 @@
 #include "pairs.h"
 #include <type_traits>
 
-// From more rows on, codes are unpacked first. Products of matrices need codes in pairs, which are made once for all rows.
+// With more rows than this, codes are unpacked first. Products of matrices need codes in pairs, which are made once for
+// all rows.
 #if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int kMostPacked = 3;
 #else
@@ -43,7 +44,7 @@ static inline void add_matrices(const uint8_t* codes, const int8_t* numbers, int
 UNROLL
   for (int p = 0; p < P; ++p)
 UNROLL
-    for (int each = 0; each < V; ++each)  // what a row begins with is the same in all lanes
+    for (int each = 0; each < V; ++each)  // the first sum of a row is the same in all lanes
       sums[p][each][0] = sums[p][each][1] = vzip1q_s32((int32x4_t)whole[2 * p][each], (int32x4_t)whole[std::min(2 * p + 1, R - 1)][each]);
 UNROLL
   for (int group = 0; group < F::shared / 4; group += 4) {
@@ -71,7 +72,7 @@ UNROLL
 }
 #endif
 
-// What codes are too large by, as they are multiplied.
+// The offset of codes in the form in which they are multiplied.
 template <class F>
 static constexpr int offset_of() {
 #if defined(__aarch64__)
@@ -81,8 +82,8 @@ static constexpr int offset_of() {
 #endif
 }
 
-// The integer sums of V vectors of outputs over the inputs from `at` on that share a scale, of which the codes' offset is
-// taken off.
+// The integer sums of V vectors of outputs over the inputs from `at` on that share a scale, without the offset of the
+// codes.
 template <class F, int R, int V, bool Expanded>
 static inline void sum_part(const uint8_t* codes_of, const uint8_t* ahead, const Parts& x, int part, int at, int v, IntLanes (&whole)[R][V]) {
   constexpr int groups = F::shared / 4, offset = offset_of<F>();

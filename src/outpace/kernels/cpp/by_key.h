@@ -1,10 +1,10 @@
-// Attention with a key to each lane of a vector for scores, and a number of a value to each lane for sums: no lane is idle
-// where a single row has few queries. Every sum has the order, and the bits, of by_query.h, where a lane is a query.
+// Attention with a key in each lane of a vector for scores, and a number of a value in each lane for sums: no lane is
+// idle if a single row has few queries. Every sum has the order, and the bits, of by_query.h, where a lane is a query.
 #pragma once
 #include "attention_block.h"
 
-// Up to how many queries of a key head this is faster than by_query.h. Measured: with AVX-512 it is for all numbers, with
-// AVX2 where the queries would not fill a vector. NEON was not measured.
+// Number of queries of a key head up to which this is faster than by_query.h. Measured: with AVX-512 for all numbers,
+// with AVX2 if the queries do not fill a vector. NEON was not measured.
 constexpr int kMostByKey = kLanes == 16 ? INT32_MAX : kLanes == 8 ? 7 : 0;
 constexpr int kTurned = kLanes == 16 ? 64 : 2 * kLanes;  // keys whose words are turned together
 // Queries that share what is read: with AVX-512, 6 and 4 vectors of keys make 24 sums of 32 registers.

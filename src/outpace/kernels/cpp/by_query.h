@@ -1,8 +1,8 @@
-// Attention with a query to each lane of a vector, and its products.
+// Attention with a query in each lane of a vector, and its products.
 #pragma once
 #include "amx.h"
 
-constexpr int kKeysAtOnce = 8, kNumbersAtOnce = 8;  // as many sums as it takes to keep a core busy
+constexpr int kKeysAtOnce = 8, kNumbersAtOnce = 8;  // enough independent sums to keep a core busy
 // Vectors of queries that share what is read of a key or value, 4 keys or numbers at a time. AVX2 broadcasts a number by
 // an instruction of its own, and has registers for 12 sums; NEON has them for 16, and short vectors; AVX-512 broadcasts
 // within a product.

@@ -33,7 +33,7 @@ struct Pass {
   float* x;                  // [rows, hidden]: embeddings before, hidden states behind the last norm after
   const float* embeddings;   // [rows, hidden]: embeddings, for layers with `embedding_norm`
   float* raw;                // [rows, hidden]: where hidden states before the last norm go, or null
-  float* const* taps;        // [count + 1], where hidden states before each layer go, null where nobody asked
+  float* const* taps;        // [count + 1], where hidden states before each layer go, null for layers without a tap
   int32_t part_count, rows;
 };
 
@@ -66,7 +66,7 @@ struct Work {
   }
 };
 
-// Room for a row, of each thread its own: what all threads write wanders between their caches.
+// A thread's own room for a row: memory that several threads write moves between their caches.
 static inline float* row_space(int width) {
   static thread_local std::vector<float> numbers;
   if (numbers.size() < size_t(width)) numbers.resize(width);
@@ -108,7 +108,7 @@ static inline void prepare_rows(Team& team, const float* from, int rows, const f
   });
 }
 
-// x += product, normed on its way where the family says so.
+// x += product, normed before that if the family does so.
 static inline void add_product(Team& team, const Matrix& m, Space& space, const float* norm, float eps, int rows, float* x,
                  float* added) {
   if (!norm) {

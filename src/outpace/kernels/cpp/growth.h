@@ -29,25 +29,25 @@ struct Pairs {
   int32_t bits;
 };
 
-// One request's tree. What is named below node n stands from named_from[n] to named_from[n + 1].
+// One request's tree. The candidates below node n are those from named_from[n] to named_from[n + 1].
 struct Growing {
-  Automaton* text;            // null not to ask it
-  const int64_t* successors;  // [V, 8]; null not to ask them
-  const Pairs* pairs;         // null not to ask them
+  Automaton* text;            // null without text
+  const int64_t* successors;  // [V, 8]; null without transitions
+  const Pairs* pairs;         // null without pairs
   const double* weights;
   const int64_t* draft_tokens;  // of the draft's tree
   const int64_t* draft_parents;
   const float* draft_scores;
   const int64_t* endings;
-  const int32_t* noise;        // [depths, 2] keys of the target's draws; null where nobody listens
-  const double* least_gains;  // by count of nodes; null to follow none
+  const int32_t* noise;        // [depths, 2] keys of the target's draws; null without noise
+  const double* least_gains;  // by count of nodes; null for no limit
   int64_t* tokens;            // [budget + 1], the first one given
   int64_t* parents;
   int64_t* drafted;
-  int64_t* origins;  // who named each (core/events.py)
+  int64_t* origins;  // source of each node (core/events.py)
   double* gains;
   int64_t* named_from;   // [budget + 2]
-  int64_t* named;        // what each node names, from named_from[node] on
+  int64_t* named;        // candidates below each node, from named_from[node] on
   uint8_t* features;     // the same, of kSources each
   int64_t vocabulary, before;
   int32_t draft_count, ending_count, least_count, budget, max_depth;
@@ -85,7 +85,7 @@ struct Grower {
     }
   }
 
-  // The features of a token that is named below the current node, or is from now on.
+  // The features of a candidate below the current node, which is added if it is new.
   uint8_t* name(int32_t from, int64_t token, const uint8_t* missing) {
     for (int32_t at = from; at < used; ++at)
       if (tree.named[at] == token) return tree.features + size_t(at) * kSources;
@@ -139,7 +139,7 @@ struct Grower {
         name(from, text.ids[text.states[place.state].end], missing)[3] = uint8_t(layout.matched + kind);
       }
     }
-    // What is drafted is priced by a score that knows the noise already.
+    // Drafted candidates are priced by a score that contains the noise already.
     for (int32_t at = tree.noise ? drafted_end : used; at < used; ++at) {
       const double floor = std::floor(gumbel(tree.noise + 2 * depth, tree.named[at])) + 1;
       const int kind = int(std::min(double(layout.noises - 1), std::max(0.0, floor)));
@@ -169,7 +169,7 @@ struct Grower {
     }
   }
 
-  // Who named a token: the draft if it did; of rows and text, what speaks louder for it.
+  // The source of a candidate: the draft if it has it; of rows and text, the one with the larger weight.
   int32_t origin(int32_t at) const {
     const uint8_t* features = tree.features + size_t(at) * kSources;
     const double* weights = tree.weights;
@@ -207,7 +207,8 @@ struct Grower {
   }
 };
 
-// What was said below accepted nodes: a step of Adagrad for each on the log-loss of it (trees/union/acceptance.py).
+// The tokens that the target chose below accepted nodes: one step of Adagrad for each on its log-loss
+// (trees/union/acceptance.py).
 struct Learning {
   double* weights;
   double* squares;
@@ -215,7 +216,7 @@ struct Learning {
   const int64_t* named;
   const uint8_t* features;
   const int64_t* nodes;  // accepted ones
-  const int64_t* said;   // the token behind each
+  const int64_t* said;   // the token that the target chose after each
   double rate;
   int32_t count, size;  // nodes, and weights
 };

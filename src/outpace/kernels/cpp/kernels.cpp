@@ -23,9 +23,10 @@
 
 namespace {
 
-enum : int32_t { kPlaced, kNotFinite, kUnread };  // what became of a weight that was laid out, as blocks.py names them
+enum : int32_t { kPlaced, kNotFinite, kUnread };  // results of laying out a weight, as in blocks.py
 
-// The threads of this process: a fork has none but the one that made it. Never destroyed, for they sleep until the end.
+// The threads of this process: a fork has only the thread that made it. Never destroyed, because they sleep until the
+// end.
 Pool& pool() {
   static std::atomic<Pool*> threads{nullptr};
   static std::atomic<pid_t> owner{0};
@@ -76,7 +77,7 @@ EXPORT void outpace_context(const Decoder* decoder, const Matrix* fc, const floa
   pool().run(threads, [&](Team& team) { file_context(team, *decoder, *fc, norm, features, *pass, own); });
 }
 
-// A token more in each row of a causal head, and what the head then adds to logits.
+// One more token in each row of a causal head, and the head's correction of the logits.
 EXPORT void outpace_correct(const CausalHead* head, const Correction* rows, int32_t threads) {
   static thread_local HeadWork work;
   HeadWork& own = work;
@@ -114,7 +115,7 @@ EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, flo
     team.share((m->outputs + kPanel - 1) / kPanel, [&](int panel) {
       std::vector<float> row(m->inputs), numbers(stride);
       char* base = (char*)panels + panel * panel_bytes(*m);
-      std::memset(base, m->kind == kInt8 ? 128 : 0, panel_bytes(*m));  // by all threads: pages lie near who writes first
+      std::memset(base, m->kind == kInt8 ? 128 : 0, panel_bytes(*m));  // by all threads: pages lie near their writer
       const int count = std::min(kPanel, m->outputs - panel * kPanel);
       for (int output = 0; output < count; ++output) {
         const int index = panel * kPanel + output;

@@ -141,7 +141,7 @@ static inline void store_bytes(int8_t* to, IntLanes lanes) {
 #endif
 }
 
-#define INLINE __attribute__((always_inline))  // of lambdas: those that are called keep what they name in memory
+#define INLINE __attribute__((always_inline))  // for lambdas: a call keeps captured variables in memory
 
 template <class Work, int... Index>
 static inline void for_each_of(std::integer_sequence<int, Index...>, Work work) {

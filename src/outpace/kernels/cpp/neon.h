@@ -18,7 +18,7 @@ constexpr bool kMultipliesMatrices = false;
 #define OUTPACE_BFDOT 0
 #endif
 
-// Signed bytes, or weights that have no eighth bit.
+// Signed bytes, or weights whose eighth bit is 0.
 struct SignedBytes {
   typedef int32x4_t Sum;
   static constexpr bool has_matrices = kMultipliesMatrices;

@@ -70,7 +70,7 @@ static inline PairLanes byte_pairs(const uint8_t* from) {
   return Signed ? (PairLanes)own >> 8 : (PairLanes)own;
 }
 
-// What codes of inputs that share a scale are too large by, times the sum of a row's integers, in pairs.
+// The offset of codes of inputs that share a scale, times the sum of a row's integers, in pairs.
 template <class F, int R>
 static inline PairLanes offset_pairs(const Parts& x, int r, int at) {
   const auto sums = [&](int half) { return (PairLanes)(IntLanes{} + x.stored_sum<R>(r, half)); };

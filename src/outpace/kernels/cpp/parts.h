@@ -3,7 +3,8 @@
 #include "codes.h"
 #include "rows.h"
 
-// Registers hold a product's sums only where loops over them are unrolled; portable code would become too long.
+// A product's sums stay in registers only if the loops over them are unrolled; for portable code that would be too
+// long.
 #if defined(__AVX2__) || defined(__aarch64__)
 #define UNROLL _Pragma("GCC unroll 8")
 #else

@@ -1,7 +1,7 @@
 // Threads that share a pass and sleep between passes.
 //
-// Inside a pass they wait for each other some microseconds long with their eyes open, then hand the core to whoever
-// wants it: spinning on, they would take the core from the one they wait for where something else runs beside.
+// Inside a pass they spin for some microseconds while they wait for each other, and then yield the core: if another
+// process runs on this machine, further spinning would take the core from the thread that they wait for.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -27,7 +27,7 @@ static inline int64_t nanoseconds() {
 
 constexpr int kSpinsInPass = 2000;  // some 30 microseconds
 
-// How long it took beyond the spins, in nanoseconds: as long as somebody has the core of the one that is waited for.
+// Returns the wait beyond the spins, in nanoseconds: the time that another process has the core of the awaited thread.
 template <class Ready>
 static inline int64_t wait_until(Ready ready) {
   for (int turn = 0; turn < kSpinsInPass; ++turn) {
@@ -40,22 +40,23 @@ static inline int64_t wait_until(Ready ready) {
   return nanoseconds() - start;
 }
 
-constexpr int kSpinsBetween = 500;  // a worker that was awake a moment ago is asked again at once
+constexpr int kSpinsBetween = 500;  // the next task often comes right after the last
 
-// Whether passes go faster alone. Where something else runs on a core, the thread there is put aside for milliseconds at
-// a time, and all others wait for it at the next meeting: two threads beside two busy processes take three times as long
-// as one. So a pass that waited for much of its time is followed by some that have one thread, then by another try.
+// Whether passes are faster on one thread. If another process runs on a core, the system suspends the thread there for
+// milliseconds at a time, and all others wait for it at the next meeting: with two busy processes, two threads take
+// three times as long as one. So after a pass that waited for much of its time some passes have one thread, and then
+// all threads are tried again.
 class Crowd {
  public:
-  // How many of `size` threads the next pass is to have.
+  // Number of threads, up to `size`, for the next pass.
   int take(int size) {
     if (alone_ == 0) return size;
     --alone_;
     return 1;
   }
 
-  // What a pass of `size` threads had: nanoseconds in all, and those that threads waited, together. Where one is put
-  // aside, all others wait.
+  // Learn from a pass of `size` threads: its nanoseconds, and those that all threads together waited. If one thread is
+  // suspended, all others wait.
   void learn(int size, int64_t all, int64_t waited) {
     if (waited * 4 < all * (size - 1)) {
       strikes_ = std::max(strikes_ - 1, 0);
@@ -63,7 +64,7 @@ class Crowd {
       return;
     }
     if (++strikes_ < kStrikes) return;
-    strikes_ = kStrikes - 1;  // one more is enough at the next try
+    strikes_ = kStrikes - 1;  // at the next try one strike is enough
     alone_ = pause_;
     pause_ = std::min(2 * pause_, kLongestPause);
   }
@@ -78,7 +79,7 @@ class Team {
  public:
   explicit Team(int size) : size(size) {}
   const int size;
-  std::atomic<int64_t> waited{0};  // nanoseconds, of all together, beyond what threads that run need
+  std::atomic<int64_t> waited{0};  // nanoseconds of all threads together, beyond the usual waits
 
   // Wait for the others.
   void meet() {
@@ -93,7 +94,7 @@ class Team {
     }
   }
 
-  // Do `work(piece)` for all pieces, each by whoever is free, and meet.
+  // Do `work(piece)` for all pieces, each on the next free thread, and meet.
   template <class Work>
   void share(int pieces, Work work) {
     if (size == 1) {
@@ -132,7 +133,7 @@ class Pool {
   }
 
  private:
-  // Whether there are so many threads: the system may refuse one, as a container does that limits them.
+  // Start threads up to this number; false if the system refuses one, as in a container with a limit.
   bool hire(int count) {
     try {
       for (; hired_ < count; ++hired_)

@@ -24,7 +24,7 @@ static inline int inputs_together(int32_t kind) { return kind == kFloat32 || kin
 
 struct Matrix {
   const void* panels;   // [outputs / 32][inputs / together][32][together]; int8 with 128 added
-  const float* scales;  // int8: [outputs in whole panels], what a unit of each is worth
+  const float* scales;  // int8: [outputs in whole panels], the scale of each output
   const float* bias;    // [outputs in whole panels] or null
   const Matrix* next;   // a matrix of the same inputs whose outputs follow, in another format of files; or null
   int32_t outputs, inputs, kind;
@@ -39,7 +39,8 @@ static inline size_t panel_bytes(const Matrix& m) {
 
 constexpr int kAhead = 8192;
 
-// Weights come from memory while rows are computed: asked for two pages early, which hardware does not do.
+// While rows are computed, weights are loaded from memory: they are prefetched two pages ahead, which hardware does not
+// do.
 static inline void fetch_ahead(const void* panel) {
   __builtin_prefetch((const char*)panel + kAhead);
   __builtin_prefetch((const char*)panel + kAhead + 64);

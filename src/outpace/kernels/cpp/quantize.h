@@ -1,11 +1,11 @@
 // Weights into the block formats of GGUF files (formats.h), by search and without data to calibrate with.
 // Python reference: gguf.quants.dequantize of what it makes, as outpace.kernels.quantize describes.
 //
-// A part is as many weights as share a scale. Sixteen parts are searched together, one in each lane. Of every part:
-// candidates for the range of its codes; for the codes that a candidate leads to, the scale and the minimum of least
-// squared error; the best of them. Of every block of 256 then the 6-bit or 8-bit scales and what multiplies them
-// together: neighbours of the rounded scales are tried, and the factors fitted to the codes again. Errors are weighted by
-// a weight's square and its part's mean square: large weights are clipped less, which showed in perplexity.
+// A part is the weights that share a scale. Sixteen parts are searched together, one in each lane. For every part the
+// search tries several ranges of codes, fits the scale and the minimum of least squared error to the codes of each, and
+// keeps the best. For every block of 256 it then chooses the 6-bit or 8-bit scales and their common factors: it tries
+// neighbours of the rounded scales, and fits the factors to the codes again. Errors are weighted by a weight's square
+// and its part's mean square: large weights are clipped less, which improved perplexity.
 #pragma once
 #include "formats.h"
 
@@ -60,8 +60,8 @@ struct Searched {
     return to;
   }
 
-  // Scale and minimum of least error for the codes that a range leads to; the error is that of these codes, less a
-  // number that is the same for all.
+  // Scale and minimum of least error for the codes that follow from a range, and the error of these codes, up to a
+  // constant that is equal for all ranges.
   Fit fit(int lane, Lanes inverse, Lanes start) const {
     const Sums s = sums(lane, inverse, start);
     const Lanes zero = {}, alone = s.qq > zero ? s.qx / s.qq : zero;

@@ -165,7 +165,7 @@ static inline RowPlace place_of_row(int row, int rows, int numbers, int together
 
 static inline int padded(int width) { return (width + 63) / 64 * 64; }
 
-// Rows start at unlike places of a page: where all start at one, they take each other's places in the nearest cache.
+// Rows start at different offsets in a page: with equal offsets they would evict each other from the nearest cache.
 static inline int operand_stride(int width) { return padded(width) + 64; }
 
 // Round parts `first` to `last` of a row to integers, to the nearest; the largest of each 32 becomes 127 or -127.

@@ -41,7 +41,7 @@ struct Automaton {
     }
     int32_t known = *edge(state, token);
     if (states[known].length > states[state].length + 1) {
-      // Its shorter substrings now end here too and its longer ones do not: they part.
+      // Its shorter substrings now end here too and its longer ones do not: the state is split.
       const int32_t longer = known;
       known = int32_t(states.size());
       states.push_back(State(states[longer]));
