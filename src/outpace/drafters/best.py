@@ -14,7 +14,7 @@ from outpace.sampling.scores import Best, Pool, awaited_draws, best_scores
 
 
 def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """`head.own_scores`, captured where passes on a device are."""
+    """`head.own_scores`, over static buffers (CUDA graphs) on a device whose passes are captured."""
     if not captures_on(device):
         return head.own_scores
     captured = Captured(lambda hidden: (head.own_scores(hidden),), HEAD_ROWS, device)
@@ -22,9 +22,9 @@ def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[
 
 
 def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:
-    """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise, and
-    nothing else is asked for. Never under rejection: the tree affects the answer there, which must not depend on what
-    other requests of a round ask for."""
+    """Whether logits, or logits / temperature + noise, are enough to rank the ids of these requests: no other option
+    changes them, and no entropy is wanted. Never under rejection: there the tree affects the answer, which must not
+    depend on the other requests of the round."""
     return not wants_entropy and all(
         not (params.has_processors or params.is_rejection) and (params.is_greedy or not noise or params.is_tempered)
         for params in (stream.params for stream in streams)
@@ -32,8 +32,8 @@ def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: b
 
 
 def draws_of(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> KeyedDraws | None:
-    """The keyed draws whose noise decides which ids of each row are best; None where there are none. `ids`: [C] of the
-    columns of all rows, or [F, C] of each row's; None where columns are ids."""
+    """The keyed draws whose noise ranks the ids of each row; None if no row has one. `ids`: [C] the ids of all rows'
+    columns, or [F, C] of each row's; None where column numbers are ids."""
     rows = [row for row, stream in enumerate(streams) if noise and not stream.params.is_greedy]
     if not rows:
         return None
@@ -56,7 +56,7 @@ def best_ids(
     wants_entropy: bool = False,
     draws: bool = False,
 ) -> Best:
-    """As `sampling.scores.best_scores`, in one call of the kernels where that is enough."""
+    """As `sampling.scores.best_scores`, in one call of the compiled kernels where logits and noise alone decide."""
     is_readable = logits.device.type == "cpu" and logits.dtype == torch.float32 and loaded_kernels() is not None
     if not is_readable or not counts_scores_alone(streams, noise, wants_entropy):
         return best_scores(

@@ -15,11 +15,11 @@ from outpace.models.head import LmHead
 
 N = TypeVar("N", bound=nn.Module)
 SHIPPED, NOTHING = "shipped", "none"
-"""Instead of a warm-up's file: what ships for the target, or nothing."""
+"""Values of the option `warm` in place of a file: the transitions that ship for the target, and no file."""
 
 
 class TargetParts(Protocol):
-    """What trained drafters take of the target that they draft for: ours, or one inside another engine. `embedding`:
+    """What a trained drafter reads from its target, which may be our model or one inside another engine. `embedding`:
     ids [T] to [T, H]."""
 
     config: Any
@@ -41,19 +41,20 @@ kernels multiply together. With 15 nodes they were slower on SmolLM2-135M and a 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a method may want to know of the target it drafts for.
+    """What a method may read about the target that it drafts for.
 
     Attributes:
         vocab_size, device: of the target.
-        draft_model: loads the draft model when first asked, and gives the same one ever after.
-        target: the target itself, whose embedding and head trained drafters work with; None if it is no transformers
-            model.
-        net: reads the trained drafter when first asked; None for a method whose row states no kind of drafter.
-        vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
-        fingerprint: of the drafter, which is read for it when first asked; None as `net`.
+        draft_model: loads the draft model at the first call, and returns the same one at every later call.
+        target: the target, whose embedding and head trained drafters use; None if it is not a transformers model.
+        net: reads the trained drafter at the first call; None for a method without a kind of drafter.
+        vocabulary: file of the only ids that this drafter drafts, unless an option names another; None for all ids.
+        fingerprint: returns the drafter's fingerprint, and reads the drafter at the first call; None where `net` is
+            None.
         transitions: the file that ships for this target, which `warm=shipped` names; None if there is none.
-        resolved: filled while a method is built with what its options leave open: "files", those that were read, by
-            option; "shape_settings"; "draft_options" of the method that drafts for it; and options by name.
+        resolved: filled while a method is built with the values that its options leave open: "files", the files that
+            were read, by option; "shape_settings"; "draft_options" of the method that drafts for it; and options by
+            name.
     """
 
     vocab_size: int
@@ -67,11 +68,11 @@ class BuildContext:
     resolved: dict[str, Any] = field(default_factory=lambda: {"files": {}}, compare=False)
 
     def default_budget(self, on_cpu: int, otherwise: int) -> int:
-        """The first number on a CPU, where a pass of more than a few rows is compute-bound; else the second."""
+        """`on_cpu` on a CPU, where a pass of more than a few rows is compute-bound; else `otherwise`."""
         return on_cpu if self.device.type == "cpu" else otherwise
 
     def warm_file(self, option: str | None) -> str | Path | None:
-        """What the option `warm` names: a file, the one that ships, or nothing.
+        """The file that the option `warm` names, or the one that ships for the target; None for no file.
 
         Raises:
             InvalidRequest: none ships for this target.
@@ -85,12 +86,12 @@ class BuildContext:
         return self.read("warm", file, NOTHING)
 
     def read(self, option: str, file: str | Path | None, without: str | None = None) -> str | Path | None:
-        """A file that a method is built from, which is noted under the option that names it; None for none.
+        """Record under an option the file that a method is built from. Returns the file; None if there is none.
 
         Args:
-            option: its name.
-            file: what it names.
-            without: how the option says that there is none.
+            option: name of the option.
+            file: the file that the option names; None for none.
+            without: value of the option that means no file.
         """
         self.resolved[option] = without if file is None else str(file)
         if file is not None:
@@ -98,7 +99,8 @@ class BuildContext:
         return file
 
     def ranked_vocabulary(self, option: str | None) -> Tensor | None:
-        """[K] the only ids to draft, None for all: of the file an option names, or without one of the drafter's own."""
+        """[K] the only ids to draft, None for all: from the file that the option names, or else the drafter's own
+        file."""
         file = self.vocabulary if option is None else option
         file = self.read("vocabulary", None if file == EVERY_ID else file, EVERY_ID)
         return None if file is None else load_vocabulary(file, self.vocab_size)

@@ -34,7 +34,7 @@ class Conversion:
         kind, layout, dtype: of the file written.
         difference: the largest between weights of the net and of the file, as of `largest_difference`. Of a file in 8
             bits, the rounding.
-        changed: settings and weights that the file gives otherwise, in words.
+        changed: settings and weights that differ in the file, in words.
         weights: "plain" or "int8".
     """
 
@@ -119,7 +119,7 @@ def convert(
 
 
 def _keep_vocabulary(source: Path, folder: Path) -> None:
-    """Copy the list of the ids that a drafter drafts, which is a part of no layout."""
+    """Copy the list of the ids that a drafter drafts, which no layout contains."""
     if (source / FILE_NAME).is_file():
         shutil.copyfile(source / FILE_NAME, folder / FILE_NAME)
         if (folder / WEIGHTS).is_file():  # otherwise vLLM and SGLang load the ids as a weight
@@ -136,8 +136,8 @@ def _cast(net: nn.Module, dtype: torch.dtype, name: str) -> nn.Module:
 
 @torch.inference_mode()
 def largest_difference(net: nn.Module, other: nn.Module) -> float:
-    """Largest difference between the weights of two nets, in units of the largest number of its tensor in the first.
-    Returns 0.0 for equal numbers; infinity where tensors are missing, of other shapes or not numbers."""
+    """Largest difference between the weights of two nets, relative to the largest magnitude in the first net's tensor.
+    Returns 0.0 if they are equal; infinity if tensors are missing, differ in shape or are not finite."""
     ours, theirs = net.state_dict(), other.state_dict()
     shapes, others = ({name: tensor.shape for name, tensor in one.items()} for one in (ours, theirs))
     if type(net) is not type(other) or shapes != others:
@@ -146,7 +146,7 @@ def largest_difference(net: nn.Module, other: nn.Module) -> float:
 
 
 def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
-    """Weights and maps of the other net whose bits are not those of the first."""
+    """Which weights and maps of the other net differ from the first net's in any bit, one sentence each."""
     ours = net.state_dict()
     return [
         f"{name} has other values"
@@ -156,8 +156,8 @@ def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
 
 
 def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
-    """Settings that both nets have and that differ: taps, mask tokens and block sizes move no weight, but decide. A
-    number of the target's layers that the other's file leaves out is no difference."""
+    """Which settings that both nets have differ, one entry each. Taps, mask tokens and block sizes change no weight,
+    but change what is computed. A number of target layers that the other file leaves out is not counted."""
     ours, theirs = settings_in(net), settings_in(other)
     return [
         f"{name}={theirs[name]!r} instead of {ours[name]!r}"
@@ -167,12 +167,12 @@ def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
 
 
 def settings_in(net: nn.Module) -> dict[str, Any]:
-    """Fields of a drafter's config; a list of full attention in every layer is equal to none."""
+    """Fields of a drafter's config; full attention in every layer is written as an empty `layer_types`."""
     fields: dict[str, Any] = net.config.model_dump()  # type: ignore[operator, union-attr]
     if set(fields.get("layer_types", ())) == {"full_attention"}:
         fields["layer_types"] = ()
     if fields.get("sliding_window") is None:
-        fields.pop("sliding_causal", None)  # of layers that there are none of
+        fields.pop("sliding_causal", None)  # describes sliding layers, and there are none
     return fields
 
 
@@ -189,7 +189,7 @@ HEAD, BIAS, EMBEDDING = "lm_head.weight", "lm_head.bias", "model.embed_tokens.we
 
 
 def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
-    """The drafter with the target's LM head as its own, if it has none and the layout holds one; else as it is.
+    """The drafter with the target's LM head as its own, if it has none and the layout holds one; else unchanged.
     `target`: folder, pulled name or hub id of the target; None if it was not given."""
     borrows = isinstance(net, Eagle3Net) and net.lm_head is None and layout != HEADLESS
     borrows |= isinstance(net, MedusaNet) and net.config.head == "target" and layout == "vllm"
@@ -213,7 +213,7 @@ def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
 
 
 def read_head(name: str, vocab_size: int, hidden_size: int) -> Tensor:
-    """The LM head [V, H] of a language model, in the dtype of its file; of its shards only the one is read."""
+    """The LM head [V, H] of a language model, in the dtype of its file; only the shard that holds it is read."""
     folder = locate(name, ("config.json", INDEX), FIELD)
     where = f"{FIELD}={name!r}"
     fields = Fields(read_object(folder / "config.json"), f"{where}: config.json")

@@ -21,7 +21,7 @@ class Guesses:
     Attributes:
         logits: [N, C].
         ids: [N, C] of the columns; None where they are the whole vocabulary.
-        log_mass: [N] what the scores of a node's children add up to, at most 0; None where that is 0.
+        log_mass: [N] log of the sum of the probabilities of a node's children, at most 0; None where it is 0.
     """
 
     logits: Tensor
@@ -46,9 +46,9 @@ class Depthwise:
         self._paths: list[list[int]] = [[]]
 
     def advance(self, tokens: Tensor, above: Sequence[int], start: int) -> list[list[int]]:
-        """Go one level down. `tokens`: [N] of the request's nodes. Returns drafted tokens down to each node that needs
-        scores of its own: all nodes of requests whose options look back, which costs a host read, and one for all nodes
-        of any other."""
+        """Go one level down. `tokens`: [N] of the request's nodes. Returns the drafted tokens on the path to each node
+        that needs scores of its own: every node if the request's options depend on earlier tokens, which costs a host
+        read; else one empty path for all nodes."""
         self.depth += 1
         if self.depth and self.request.stream.params.has_processors:
             pairs = zip(above, tokens.tolist(), strict=True)
@@ -57,7 +57,7 @@ class Depthwise:
         return self._paths
 
     def guesses(self, count: int) -> Guesses:
-        """What is scored at `count` nodes of this depth."""
+        """Logits and ids of the guesses at `count` nodes of this depth."""
         return Guesses(self.logits[self.depth].expand(count, -1))
 
 

@@ -1,4 +1,4 @@
-"""Fields of a drafter's config.json: asked for by name, compared where they stand twice, refused by name."""
+"""Read fields of a drafter's config.json: values that occur twice must agree, and errors name the field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -46,14 +46,14 @@ class Fields:
         return default if value is None else value
 
     def need(self, key: str) -> Any:
-        """A field that has no default."""
+        """A required field."""
         value = self.get(key)
         if value is None:
             raise ModelError(f"{self.where}: {key} is missing; state it there")
         return value
 
     def count(self, key: str, absent: int | None = None) -> int:
-        """A size. `absent`: the size of files that do not state it; None if they must."""
+        """A size. `absent`: default for files that leave it out; None if it is required."""
         value = self.need(key) if absent is None else self.get(key, absent)
         if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
             raise ModelError(f"{self.where}: {key}={value!r} must be a whole number from 1 to {LARGEST_SIZE}")
@@ -72,13 +72,13 @@ class Fields:
 
 
 def architectures(config: Mapping[str, Any]) -> list[Any]:
-    """The architectures that a config.json names; none where speculators wrote it, which names a model type."""
+    """The architectures that a config.json names; none in a file of speculators, which names a model type instead."""
     named = config.get("architectures")
     return named if isinstance(named, list) and config.get("speculators_model_type") is None else []
 
 
 def agreed(key: str, *places: Fields) -> Any:
-    """A field that writers put in one place or another; None when it is in none."""
+    """A field that may be in any of the places; None if it is in none. ModelError if two places disagree."""
     found = [(place, place.get(key)) for place in places if place.get(key) is not None]
     for place, value in found[1:]:
         if value != found[0][1]:
@@ -89,13 +89,13 @@ def agreed(key: str, *places: Fields) -> Any:
 
 
 def needed(key: str, *places: Fields) -> Any:
-    """A field that must stand in at least one of the places."""
+    """A field that must be in at least one of the places."""
     value = agreed(key, *places)
     return places[-1].need(key) if value is None else value
 
 
 def flag(key: str, *places: Fields) -> bool | None:
-    """A yes or no that may stand in several places; None if it stands in none."""
+    """A boolean that may be in several places; None if it is in none."""
     value = agreed(key, *places)
     if value is not None and not isinstance(value, bool):
         raise ModelError(f"{places[0].where}: {key}={value!r}: {key} must be true or false")
@@ -103,7 +103,7 @@ def flag(key: str, *places: Fields) -> bool | None:
 
 
 def as_tuple(value: Any) -> Any:
-    """JSON's lists as the tuples that configs hold; anything else is left for validation to refuse."""
+    """A JSON list as the tuple that configs hold; any other value unchanged, for validation to refuse."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -166,7 +166,7 @@ def _read_windows(fields: Fields) -> dict[str, Any]:
 
 
 def write_sizes(config: BaseModel) -> dict[str, Any]:
-    """What every Hugging Face style config of a drafter states, from a config of ours."""
+    """The fields that every Hugging Face style config of a drafter has, from a config of ours."""
     values = config.model_dump()
     return {theirs: values[ours] for ours, theirs in SIZES.items()} | {
         "hidden_act": "silu",

@@ -108,7 +108,7 @@ class FusionLayer(nn.Module):
         return torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
 
     def attention(self, pairs: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """What attention adds, [T, H], to rows of pairs [T, 2H] at positions [T]."""
+        """Attention's output [T, H] for pairs [T, 2H] at positions [T]."""
         query = self.self_attn.queries(pairs, positions, self.rotary)  # [T, heads, D]
         key, value = self.self_attn.keys_values(pairs, positions, self.rotary)  # [T, kv_heads, D]
         return self.self_attn.merge(attend(0, query, key, value))

@@ -1,6 +1,6 @@
-"""What drafter nets are made of: norms, rotary positions, gated MLPs, attention whose keys somebody else keeps.
+"""What drafter nets are made of: norms, rotary positions, gated MLPs, attention over keys that the caller keeps.
 
-The nets compute on packed rows [T, H] and leave attention to a function they are handed: drafting reads keys from
+The nets compute on packed rows [T, H] and get the attention function as an argument: drafting reads keys from
 slots, training from a mask over whole sequences, a test from a plain matrix product. Weights start as NaN, so that one
 that a file did not provide cannot pass unseen.
 """
@@ -21,10 +21,10 @@ from outpace.models.rotation import SCALED, frequencies
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.
 
-Keys and values are those of the rows themselves; what else a row sees is the function's business."""
+Keys and values are those of the rows themselves; the function adds the others that a row sees."""
 
-# Beyond what any drafter has, and small enough that no product of two overflows: a damaged config is refused before
-# memory is asked for.
+# Above the sizes of any drafter, and small enough that no product of two overflows: a damaged config is refused before
+# memory is allocated.
 LARGEST_SIZE = 2**26
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
@@ -120,7 +120,8 @@ class Rotary(nn.Module):
         self.register_buffer("frequencies", found.double(), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """Follow the net to its device, not to its dtype: rounded to bfloat16, angles are wrong after few positions."""
+        """Move with the net to its device, but keep the dtype: rounded to bfloat16, angles are wrong after few
+        positions."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.frequencies = torch.tensor(self.exact, dtype=torch.float64, device=self.frequencies.device)
         return self

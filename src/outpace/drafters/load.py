@@ -16,7 +16,7 @@ from outpace.lib.errors import ModelError, first_line
 from outpace.models.loading.registry import pulled, resolve
 
 FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
-"""Of a checkpoint's folder those that hold the drafter."""
+"""Names and patterns of the files in a checkpoint's folder that hold the drafter."""
 
 
 def is_net(name: str) -> bool:
@@ -36,7 +36,7 @@ def load_net(name: str) -> nn.Module:
 
 def locate(name: str, files: Sequence[str], field: str, revision: str | None = None) -> Path:
     """The folder of a checkpoint: a local one, a pulled model's, or one on the hub, which is downloaded first. `files`:
-    names or patterns of the files that are wanted of it. `revision`: on the hub; None for the latest."""
+    names or patterns of the files to download. `revision`: on the hub; None for the latest."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -75,19 +75,20 @@ def read_net(checkpoint: Checkpoint) -> nn.Module:
 
 
 SAMPLED = 64
-"""Values of each tensor, evenly apart: training moves them all, and reading all of them would take seconds."""
+"""Number of evenly spaced values of each tensor that are hashed: training changes all values, and reading all would
+take seconds."""
 
 
 def fingerprint(net: nn.Module) -> str:
     """The net's kind, and a hash of its config and of a sample of every tensor. Layouts, file names and wider dtypes of
-    the same values do not matter; a rounding does. `net`: as it was read, in its file's dtype and with its own linear
-    layers: packed ones hide their weights. Returns as in "Eagle3Net-0f3a5c7e9b1d"."""
+    the same values do not matter; rounding does. `net`: as read, in its file's dtype and before its linear layers are
+    packed, which hides their weights. Returns a name such as "Eagle3Net-0f3a5c7e9b1d"."""
     config: Any = net.config
     return fingerprint_of(type(net).__name__, config.model_dump_json(exclude_defaults=True), net.state_dict())
 
 
 def fingerprint_of(kind: str, config: str, tensors: Mapping[str, Tensor]) -> str:
-    """The same of whatever has a kind, a config and tensors."""
+    """As `fingerprint`, from a kind, a config and tensors."""
     digest = hashlib.sha256(config.encode())
     for name, weight in sorted(tensors.items()):
         flat = weight.detach().reshape(-1)

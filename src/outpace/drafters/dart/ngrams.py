@@ -7,9 +7,8 @@ T(h) the number of different x seen after h,
 
 down to 1 / V below the unigrams (Witten and Bell 1991, method C; as a recursion in Chen and Goodman 1998, "An Empirical
 Study of Smoothing Techniques", on Witten-Bell smoothing). Unlike stupid backoff (Brants et al. 2007) this is a
-distribution: it sums to 1 and is never 0, so a context that was never seen weighs no path down against one that was.
-And unlike Kneser-Ney's it needs nothing but the counts that are kept, so it still is one after rare n-grams were
-dropped.
+distribution: it sums to 1 and is never 0, so an unseen context does not put a path at a disadvantage. Unlike Kneser-Ney
+smoothing it needs only the counts that are kept, so it is still a distribution after rare n-grams were dropped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +54,8 @@ class NGrams:
 
     @cached_property
     def _sums(self) -> tuple[Tensor, ...]:
-        """Per order [M + 1] the counts before each place, so that any range of keys is one difference."""
+        """For each order [M + 1] the sum of the counts before each key: the count of a range of keys is one
+        difference."""
         return tuple(torch.nn.functional.pad(counts.long().cumsum(0), (1, 0)) for counts in self.counts)
 
     def log_probs(self, context: Tensor, candidates: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class NGrams:
         """
         vocab = self.vocab_size
         after_one = context[:, 1]
-        # Without a first token the number is negative, and no key is below 0: nothing was seen after that context.
+        # Without a first token the number is negative and below all keys: the context counts as unseen.
         contexts = (torch.zeros_like(after_one), after_one, context[:, 0] * vocab + after_one)
         probs = torch.full(candidates.shape, 1 / vocab, dtype=torch.float64, device=candidates.device)
         for number, keys, sums in zip(contexts, self.keys, self._sums, strict=True):
@@ -85,8 +85,8 @@ class NGrams:
 
 
 def count_ngrams(texts: Iterable[Sequence[int]], vocab_size: int, keep: int) -> NGrams:
-    """Count what stands in texts; no n-gram reaches from one text into the next. `keep`: n-grams per order at most, the
-    most frequent; among equals the smaller ids."""
+    """Count the n-grams inside each text. `keep`: maximum number of n-grams per order, the most frequent ones; among
+    equals those with the smaller ids."""
     if vocab_size > MOST_IDS:
         raise InvalidRequest(f"vocab_size={vocab_size}: trigram keys fit into int64 up to {MOST_IDS} ids")
     if keep < 1:
@@ -96,7 +96,7 @@ def count_ngrams(texts: Iterable[Sequence[int]], vocab_size: int, keep: int) -> 
         ids = as_ids(text, vocab_size)
         numbers = torch.zeros(len(ids), dtype=torch.int64)
         for order, parts in zip(ORDERS, found, strict=True):
-            # Each round appends a token to every n-gram that has one behind it.
+            # Each round appends the next token to every n-gram that has one.
             numbers = numbers[: max(len(ids) - order + 1, 0)] * vocab_size + ids[order - 1 :]
             parts.append(numbers)
     if not any(len(part) for part in found[0]):
@@ -145,21 +145,21 @@ CANDIDATES = 64
 
 @dataclass(frozen=True, eq=False)
 class Continuity:
-    """How an n-gram table moves guesses that were made without knowing one another.
+    """How an n-gram table rescores guesses for different depths, which were made independently of each other.
 
-    At level l, from 0, a guess x after a path that ends in (a, b) counts as
+    At level l, from 0, the score of a guess x after a path that ends in (a, b) is
 
         log q'(x) = log q(x) + weight / decay^l * log p_ngram(x | a, b) - log Z(a, b),
 
-    Z such that q' is a distribution: it takes part in processing, temperature, truncation and keyed noise as any other
-    draft's distribution does. The authors' search adds, per level, w_l * (decay^l * log q + weight * log p_ngram). For
-    it the scores of a node's children get log Z back, after the noise, and the shape weighs the level by w_l * decay^l
-    (`trees.shapes.beam.SearchConfig`): at temperature 0 that is the same sum. Z is at most 1, and says how well the
-    next guesses go on after the node; without it a node that nothing continues would pass for any other. Shapes with
-    thresholds read scores as a distribution's, so for them it stays out.
+    where Z makes q' a distribution, to which processing, temperature, truncation and keyed noise apply as to any other
+    draft's. The authors' search adds, per level, w_l * (decay^l * log q + weight * log p_ngram). For that search log Z
+    is added back to the scores of a node's children, after the noise, and the shape weighs the level by w_l * decay^l
+    (`trees.shapes.beam.SearchConfig`): at temperature 0 that is the same sum. Z is at most 1 and measures how well the
+    next guesses continue the node; without it, a node without a good continuation would score like any other. Shapes
+    with thresholds read scores as probabilities, so for them log Z is not added back.
 
     Attributes:
-        search_decay: the decay of the search that is drafted for; None for other shapes: no decay, and scores of a
+        search_decay: decay of the search that uses the draft; None for other shapes: no decay, and scores of a
             distribution.
     """
 
@@ -186,7 +186,7 @@ class ContinuousDraft(Depthwise):
             parents = torch.tensor(above, device=self._context.device) - self._start
             self._context = torch.stack([self._context[parents, 1], tokens.to(self._context.device)], dim=1)
         paths = super().advance(tokens, above, start)
-        return paths * (len(tokens) // len(paths))  # shared paths: the scores are a node's own all the same
+        return paths * (len(tokens) // len(paths))  # each node has its own scores, even where nodes share a path
 
     def guesses(self, count: int) -> Guesses:
         decay = self._continuity.search_decay

@@ -138,7 +138,7 @@ def speculators_values(fields: Fields, kind: str = "dflash") -> dict[str, Any]:
 
 
 def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Refuse what a list of wrong shapes would only hint at."""
+    """Refuse weights that contradict the config, with errors that name the cause instead of wrong shapes."""
     reduced = [key for key in REDUCED if key in tensors]
     if reduced:
         raise ModelError(f"{name}: holds {', '.join(reduced)}: a draft vocabulary of its own is not supported here")

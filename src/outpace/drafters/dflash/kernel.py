@@ -24,7 +24,7 @@ _CLASSES = (DFlashNet, DominoNet, DSparkNet, LatticeNet, DFlashLayer, *LAYERS)
 
 
 def compiled_block(net: DFlashNet, slots: NetSlots) -> "tuple[CompiledBlock | None, str]":
-    """The net in few calls, None where its own Python runs; and which of both it is, in words."""
+    """The net in few compiled calls, or None where its own Python runs; and which of the two runs, in words."""
     try:
         check_slots(slots)
         check_exact(net, _CLASSES, kept=("head", "pair_head"))

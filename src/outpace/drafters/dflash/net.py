@@ -84,7 +84,7 @@ class DFlashConfig(LayerConfig):
         return depth
 
     def drafts_per_block(self) -> int:
-        """Tokens that a block drafts: one for each position but those before the first draft's."""
+        """Number of tokens that a block drafts: one for each position from the first draft's on."""
         return self.block_size - self.draft_position(1)
 
     def check_target(self, hidden_size: int, layers: int, vocab_size: int) -> None:
@@ -141,7 +141,7 @@ class DFlashNet(nn.Module):
         fill_with_nan(self)
 
     def each_layer(self) -> Iterator[tuple[int, DFlashLayer]]:
-        """Its layers and their numbers."""
+        """Each layer with its number, from 0."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DFlashLayer)
             yield index, layer

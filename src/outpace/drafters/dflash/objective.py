@@ -39,7 +39,7 @@ SCALINGS = ("linear", "llama3", "yarn")
 GAMMAS = ((7, 4.0), (8, 4.0), (10, 5.0), (16, 7.0))  # block sizes and their gammas (DFlash, training)
 Labels = Literal["tokens", "target-softmax"]
 ChainScores = Callable[[int, Tensor], Tensor]
-"""Gets a depth, from 1, and [R] chains, all right so far; returns [R, V]."""
+"""(depth from 1, [R] numbers of the chains without a wrong draft so far) -> scores [R, V] of the next tokens."""
 
 
 class DFlashNetSettings(Section):
@@ -137,7 +137,7 @@ class DFlashObjective(Objective):
 
     @property
     def _trained(self) -> int:
-        """How many drafts of a block are trained."""
+        """Number of drafts of a block that are trained."""
         return self.depth
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: "SupervisedRows", hidden: Tensor, progress: float) -> Tensor:
@@ -163,13 +163,13 @@ class DFlashObjective(Objective):
         return block_outputs(self.net, self.target, batch, anchors)[:, first : first + depth]
 
     def _chain_scores(self, batch: Batch, anchors: Anchors) -> ChainScores:
-        """As `right_runs` takes them. Heads read the true tokens."""
+        """The scores that `right_runs` reads. Heads read the true tokens."""
         hidden = self._drafting(batch, anchors, self.depth)
         return lambda depth, chains: self.scores(hidden[chains, depth - 1])
 
     def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "SupervisedRows":
-        """What the loss supervises of the blocks after anchors. `batch`: with features; for distributions the last ones
-        are those that the target's head reads."""
+        """The positions of the blocks after anchors that the loss supervises. `batch`: with features; for distributions
+        its last features are the inputs of the target's head."""
         compared = self.vocabulary.draw(batch.step_seed)
         ids, own = anchors.followed(batch, depth)  # [A, D]
         places, known = compared.labels(ids)
@@ -207,7 +207,7 @@ def block_fields(net: DFlashNetSettings, target: FrozenTarget, facts: Facts) -> 
 
 
 def _free_token(facts: Facts) -> int:
-    """An id for masks that the data never uses: the highest special one, or else the highest."""
+    """The id of masks: the highest special id that the data never uses, or else the highest unused id."""
     unused: list[int] = facts.unused.nonzero()[:, 0].tolist()
     if not unused:
         raise InvalidRequest("net.mask_token_id=None: the data uses every id; set net.mask_token_id to a rare one")

@@ -20,7 +20,7 @@ from outpace.kernels.lattice import Woven
 from outpace.models.head import LmHead, SubsetHead
 from outpace.sampling.scores import Pool
 
-_WAITING = 256  # positions of a request whose features wait at most
+_WAITING = 256  # maximum number of positions of a request whose features wait
 
 
 @dataclass(eq=False)
@@ -78,12 +78,12 @@ class BlockLevel(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The same for all: trees grow level by level."""
+        """Depth of the nodes, the same for all requests, because trees grow level by level."""
         return self.states[0].depth
 
     @property
     def streams(self) -> list[Stream]:
-        """Of each node."""
+        """The stream of each node's request."""
         return [state.asked.stream for state, size in zip(self.states, self.sizes, strict=True) for _ in range(size)]
 
     def repeated(self, rows: Sequence[Tensor]) -> Tensor:
@@ -101,7 +101,7 @@ class BlockSource(BaseSource):
         embed: the target's embedding, ids [T] -> [T, H].
         head: the target's LM head, or the rows of it that drafts may come from.
         noise: draft with the request's keyed noise at temperature > 0.
-        depth: tokens to draft; None for as many as a block drafts.
+        depth: tokens to draft; None for all that a block drafts.
 
     Attributes:
         computed_by: for each part of the net "compiled", or "Python, because ...".
@@ -130,7 +130,7 @@ class BlockSource(BaseSource):
         self._scores = own_scores_of(head, self._device)
         self.depth = depth or config.drafts_per_block()
         self._unknown = torch.zeros(1, config.hidden_size, device=self._device)
-        self._asked = 0  # candidates that a shape reads of a node
+        self._asked = 0  # number of candidates of a node that the shape reads
         first = config.draft_position(1)
         self._drafting = slice(first, first + self.depth)  # rows of a block
 
@@ -199,7 +199,7 @@ class BlockSource(BaseSource):
             for index, part in enumerate(parts):
                 self.slots.append(part.slot, [layer[index] for layer in layers])
         for state, own in zip(states, fused.split(sizes), strict=True):
-            state.waiting, state.waiting_rows, state.fused = [], 0, own[-1:].clone()  # no view that keeps all rows
+            state.waiting, state.waiting_rows, state.fused = [], 0, own[-1:].clone()  # a view would keep all rows
 
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
@@ -220,7 +220,7 @@ class BlockSource(BaseSource):
             above = [parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]]
             level.above.append(above)
             state.start, state.depth = nodes.start, 0 if level.is_first else state.depth + 1
-            if state.depth == 0 or not state.asked.stream.params.has_processors:  # to read tokens is a host read
+            if state.depth == 0 or not state.asked.stream.params.has_processors:  # reading tokens is a host read
                 state.paths = [[]] * len(above)
             else:
                 ids = frontier.tokens[nodes.start : nodes.stop].tolist()
@@ -241,7 +241,7 @@ class BlockSource(BaseSource):
         return Candidates(best.tokens, log_probs, int(level.is_first), entropy, best.draft_probs)
 
     def _log_mass(self, level: BlockLevel) -> Tensor | None:
-        """[F] what the scores of a node's candidates add up to, at most 0; None where that is 0."""
+        """[F] log of the sum of the probabilities of a node's candidates, at most 0; None where it is 0."""
         return None
 
     def _logits(self, level: BlockLevel) -> Tensor:
@@ -289,5 +289,5 @@ def _features_along(observation: Observation) -> Tensor | None:
     """[n, taps * H] the target's features at the accepted nodes; None where there are none."""
     features, path = observation.outputs.features, observation.verdict.path
     if features is None or len(path) == 1:
-        return None if features is None else features[:1].clone()  # it may wait: no view that keeps all rows
+        return None if features is None else features[:1].clone()  # it may wait, and a view would keep all rows
     return features[torch.tensor(path)]

@@ -3,7 +3,7 @@
     conv(x)_t = sum_i k_{t,i} x_{t-i}        S_t(a, b) = U_t(b) + <A(a) * H(h_t), B(b)>
 
 k_{t,i} is a learned kernel plus a correction, computed from the row that enters the sublayer and shared by a group of
-channels. Convolutions stay inside the block: what is left of the anchor counts as zero.
+channels. Convolutions stay inside the block: rows before the anchor count as zero.
 """
 
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ class DFlash2Layer(DFlashLayer):
 
 
 class Selector(NeighbourHead):
-    """A, B and H."""
+    """The projections A, B and H. Ids other than the best `selector_top_k` of a depth score -inf."""
 
     def __init__(self, config: DFlash2Config) -> None:
         super().__init__(config.vocab_size, config.selector_rank)

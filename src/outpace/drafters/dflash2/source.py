@@ -11,8 +11,8 @@ from outpace.kernels.topk import largest
 
 
 class DFlash2Source(NeighbourSource):
-    """A DFlash 2 net on slots of its own. The selector scores `selector_top_k` ids of a depth, or as many as the
-    shape asks for if these are more.
+    """A DFlash 2 net on slots of its own. The selector scores `selector_top_k` ids of a depth, or more if the shape
+    reads more.
 
     Args:
         is_capped: the head itself caps its logits as the net's config says.

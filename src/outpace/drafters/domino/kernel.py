@@ -13,7 +13,8 @@ from outpace.models.layers.linear import frozen_layers
 
 
 def compiled_head(head: DominoHead, ids: Tensor | None) -> tuple[CompiledHead | None, str]:
-    """The head over some ids [K], or all, None where its own Python runs; and which of both it is, in words."""
+    """The compiled head over some ids [K], or all; None where its own Python runs; and which of the two runs, in
+    words."""
     weight = head.vocabulary_weight
     try:
         check_kernels(weight.device)

@@ -29,7 +29,7 @@ PoolSize = Annotated[
 
 def pool_size(size: int | None, context: BuildContext, vocabulary: Tensor | None) -> int | None:
     """Ids per block; None for all. `size`: the option; `vocabulary`: the ranked one, if drafts come from it."""
-    # Among a few thousand ids, to choose costs more than to score them all.
+    # With a few thousand ids, choosing a pool costs more than scoring all of them.
     usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
     context.resolved["pool"] = pool = usual if size is None else size
     return pool or None
@@ -53,7 +53,7 @@ class DominoOptions(ModelOptions):
     @model_validator(mode="after")
     def _check_head(self) -> "DominoOptions":
         if not self.head:
-            idle = ["gate_table", *(["pool"] if self.pool else [])]  # without the head no pool is chosen, as with 0
+            idle = ["gate_table", *(["pool"] if self.pool else [])]  # pool=0 is allowed: it chooses no pool
             self.refuse_idle(idle, "head=False", "leave one of them out")
         return self
 

@@ -38,8 +38,8 @@ class DominoConfig(DFlashConfig):
             yield f"pure_draft_prefix_len={self.pure_draft_prefix_len} is not below block_size={self.block_size}"
 
     def draft_position(self, depth: int) -> int:
-        """Both alignments correct the same depths and let the state read the same tokens, the anchor and the depth - 1
-        drafts before; only the block position differs, by one."""
+        """The block position that predicts a depth, one earlier with shifted labels. Both alignments correct the same
+        depths, and the state reads the same tokens: the anchor and the depth - 1 drafts before."""
         return depth - 1 if self.shift_label else depth
 
     def corrects(self, depth: int) -> bool:
@@ -47,14 +47,14 @@ class DominoConfig(DFlashConfig):
         return depth > self.pure_draft_prefix_len
 
     def drafts_per_block(self, every_position: bool = False) -> int:
-        """Tokens that a block drafts. `every_position`: with shifted labels the last position predicts a B-th token.
-        True uses it, as the authors do (B drafts, B + 1 verified); False leaves it, as SpecForge and SGLang do (B - 1
-        drafts)."""
+        """Number of tokens that a block drafts. `every_position`: with shifted labels the last position predicts a B-th
+        token. True uses it: B drafts, B + 1 verified, as the authors do. False does not: B - 1 drafts, as in SpecForge
+        and SGLang."""
         return self.block_size if self.shift_label and every_position else self.block_size - 1
 
 
 class DominoHead(nn.Module):
-    """Causal state and low-rank correction. Rows are whatever branches at once: requests, nodes of a tree, or both.
+    """Causal state and low-rank correction. Each row is one branch: a request, or a node of a tree.
 
     Embeddings are the target's, of tokens actually chosen, the anchor first; never of masks.
 

@@ -71,7 +71,7 @@ class DominoSource(BlockSource):
             self.chains = Chains(Rollout(self._kernel.weights, embed, corrected, self._table))
 
     def _choose_kernel(self) -> None:
-        """Take the head's kernel where there is one for it."""
+        """Choose the code that computes the head: a compiled kernel, Triton or its own modules."""
         head, ids = self.net.head, self._head.ids
         if self._has_pools:
             path = path_taken(f"every block drafts from {self._pool} ids of its own")

@@ -62,7 +62,7 @@ class SmallLM(nn.Module):
 
     @property
     def head_weights(self) -> tuple[Tensor, ...]:
-        """What `logits` reads that learns."""
+        """The trained tensors that `logits` reads."""
         return tuple(self.model.get_output_embeddings().parameters())
 
     def empty_copy(self) -> "SmallLM":

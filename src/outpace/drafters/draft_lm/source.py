@@ -15,13 +15,13 @@ from outpace.models.draft import DraftModel, DraftRows
 from outpace.models.packed import PackedModel
 from outpace.sampling.scores import Pool
 
-_AT_ONCE = 256  # ids of a request that a pass writes: what they see of each other takes memory with the square
+_AT_ONCE = 256  # most ids of a request per pass: the memory of their mask grows with the square
 
 
 @dataclass(eq=False)
 class DraftState(SlotState):
-    """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the tree that
-    is growing lie behind them as scratch. `told`: prompt ids it has been shown, whether they have rows or not."""
+    """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the growing
+    tree follow them as scratch. `told`: number of ids that it has received, with or without rows."""
 
     told: int = 0
     scratch: Scratch = field(default_factory=Scratch)
@@ -71,7 +71,7 @@ class LanguageModelSource(BaseSource, ABC):
 
     @abstractmethod
     def _root(self, state: Any) -> DraftRows:
-        """The pending token, and what lacks rows before it."""
+        """The rows of the pending token and of earlier ids that have none yet."""
 
     @abstractmethod
     def _level(self, state: Any, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
@@ -79,7 +79,7 @@ class LanguageModelSource(BaseSource, ABC):
 
     @abstractmethod
     def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
-        """[W, V or K] of the rows of each state, and how many passes that took, one at most."""
+        """Scores [W, V or K] of the wanted rows of all states, and the number of passes, 0 or 1."""
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""
@@ -98,7 +98,7 @@ class DraftLM(LanguageModelSource):
     pass. An accepted path's rows are kept where they were computed, so no id is ever computed twice.
 
     Attributes:
-        window: how many of the last committed ids a pass sees, and the first few; None for all.
+        window: number of the last committed ids that a pass sees, with the first few; None for all.
     """
 
     window: int | None = None
@@ -147,16 +147,17 @@ class DraftLM(LanguageModelSource):
         return logits, 1
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
-        """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""
+        """Commit the scratch rows of the accepted path. If the path ends in a leaf, the next round writes the leaf's
+        row."""
         drafted = [(state, one) for state, one in zip(states, observations, strict=True) if len(state.scratch)]
         accepted = [state.scratch.accepted(observation) for state, observation in drafted]
         self.model.commit([state.slot for state, _ in drafted], accepted)
         for state, _ in drafted:
-            state.scratch.plant(0)  # its rows are kept or gone
+            state.scratch.plant(0)  # its rows are committed or dropped
 
     def _root(self, state: DraftState) -> DraftRows:
-        """The ids without rows, the pending token last. Of many, as of a prompt that another method wrote, most get
-        their rows here."""
+        """The ids without rows, the pending token last. If there are many, as after a prompt that another method wrote,
+        most of their rows are written here."""
         ids, slot = state.asked.ids, state.slot
         while len(ids) - (known := self.model.length(slot)) > _AT_ONCE:
             self.model.fill([slot], [torch.tensor(ids[known : known + _AT_ONCE])], self.window)
@@ -168,5 +169,5 @@ class DraftLM(LanguageModelSource):
     def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
         before, count = len(state.scratch), len(tokens)
         visible = state.scratch.extend(tokens, above, start)
-        # The pending token is committed, so depth 1 stands right behind the committed rows.
+        # The pending token is committed, so depth 1 directly follows the committed rows.
         return DraftRows(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)

@@ -21,7 +21,7 @@ from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
 AUTHORS, ANGELSLIM, SPECFORGE = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
-EAGLE3 = (ANGELSLIM, SPECFORGE, "Eagle3Speculator")  # the authors' name is that of Llama
+EAGLE3 = (ANGELSLIM, SPECFORGE, "Eagle3Speculator")  # not the authors' name, which is also Llama's
 SPECULATORS = "speculators"
 HEADLESS = "headless"
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -32,7 +32,7 @@ RENAMED = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
-AUTHORS_THETA = 10000.0  # what the authors' code turns by when their config names no base, whatever the target's is
+AUTHORS_THETA = 10000.0  # base of the authors' code where the config names none, whatever the target's base is
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:

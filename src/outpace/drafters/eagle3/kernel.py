@@ -15,7 +15,7 @@ from outpace.kernels.exact import NotCompiled, check_exact, check_same, path_tak
 
 
 def compiled_fusion(net: Eagle3Net, slots: NetSlots) -> "tuple[CompiledFusion | None, str]":
-    """The net's pass in one call, None where its own Python runs; and which of both it is, in words."""
+    """The net's pass in one compiled call, or None where its own Python runs; and which of the two runs, in words."""
     try:
         check_slots(slots)
         check_exact(net, (Eagle3Net, FusionLayer, *LAYERS))

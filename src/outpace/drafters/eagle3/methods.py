@@ -71,7 +71,7 @@ METHODS = {
         _on_eagle3("ddd"), "DDD: EAGLE-3's beam, deeper while it holds much probability", ("ddd",), shape="ddd"
     ),
     # ECHO and Graft draft in the tree of Graft's paper: 60 nodes and a depth of 9; on a CPU 7 nodes and a depth of 8,
-    # as EAGLE-3 has them there. Of Graft's nodes a draft that ended keeps 8, 24 or 40 of 60.
+    # as EAGLE-3 has them there. A draft that a gate ended keeps 8, 24 or 40 of Graft's 60 nodes.
     "echo": preset(
         _on_eagle3("echo", 60, 9), "ECHO: EAGLE-3's beam; doubtful drafts lend their slots", ("echo",), shape="echo"
     ),

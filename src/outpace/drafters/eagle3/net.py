@@ -1,8 +1,8 @@
 """EAGLE-3: one decoder layer that extends the target's features token by token (arXiv 2503.01840).
 
 The feature at position t is paired with the embedding of token t + 1; the pair (feature 0, token 1) has position 0.
-Where the target has spoken, the feature is `fuse` of its hidden states; on drafted tokens it is the drafter's own
-previous output, and nothing is fused.
+For committed tokens the feature is `fuse` of the target's hidden states; for drafted tokens it is the drafter's own
+previous output, without `fuse`.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from outpace.drafters.fusion import FusionConfig, FusionLayer, FusionNet
 from outpace.drafters.layers import Attend, fill_with_nan
 from outpace.models.plain_decoder import RMSNorm
 
-# Variants that other layouts than speculators' have no fields for.
+# Variants for which only the layout of speculators has fields.
 OF_SPECULATORS = ("norm_before_residual", "norm_before_fc", "norm_output", "qk_norm")
 
 

@@ -23,8 +23,8 @@ SCRATCH_ROWS = 512
 
 @dataclass(eq=False)
 class EagleState(PairState):
-    """One request in an EAGLE-3 drafter. `outputs`: [n, H] what the net made of the last level's rows, features of the
-    next."""
+    """One request in an EAGLE-3 drafter. `outputs`: [n, H] of the net at the last level's rows, the features of the
+    next level."""
 
     scratch: Scratch = field(default_factory=Scratch)
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -33,12 +33,12 @@ class EagleState(PairState):
 class EagleSource(PairSource[EagleState]):
     """An EAGLE-3 net on slots of its own.
 
-    Accepted positions are written from the target's own features; rows of a tree, which stand on the net's own
-    outputs, are scratch and go when the round ends.
+    Rows of accepted positions are computed from the target's features. Rows of a tree are computed from the net's own
+    outputs; they are scratch, and are dropped when the round ends.
 
     Args:
         embedding: the target's.
-        head: the target's, which nets without one of their own are scored by, cap included; None if the net has one.
+        head: the target's LM head with its cap, for nets without a head of their own; None if the net has one.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
 
@@ -91,7 +91,7 @@ class EagleSource(PairSource[EagleState]):
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:
-        """As the base says; outputs of the last rows [R, H]."""
+        """As `PairSource._write`; returns outputs [R, H] of each request's last row."""
         parts, tokens, features = self._due(states, ids)
         outputs, hidden = self._run(tokens, self.net.fuse(features), parts)
         self._commit(states, parts)

@@ -133,8 +133,8 @@ class LatticeObjective(DFlashObjective):
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:
-        """Fit a temperature for each depth, from the first on: the one with which probabilities of greedy chains down
-        to that depth differ least from how often they are right."""
+        """Fit a temperature for each depth, from the first on: the one for which the probabilities of greedy chains
+        down to that depth have the smallest calibration error."""
         depths = range(self.depth)
         kept: list[list[tuple[Tensor, Tensor, Tensor]]] = [
             [] for _ in depths

@@ -20,7 +20,7 @@ from outpace.kernels.lattice import LatticeRows, Woven
 from outpace.kernels.topk import largest
 from outpace.sampling.noise import noise_key
 
-_ROWS_AT_ONCE = 4096  # embeddings of a table
+_ROWS_AT_ONCE = 4096  # embeddings that are projected at a time
 
 
 class LatticeSource(BlockSource):
@@ -43,15 +43,15 @@ class LatticeSource(BlockSource):
         self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether `trees` serves requests: logits and keyed noise alone decide what is best."""
+        """Whether `trees` can serve these requests: logits and keyed noise alone must rank candidates."""
         return counts_scores_alone([request.stream for request in requests], self._noise, wants_entropy=False)
 
     @torch.inference_mode()
     def trees(
         self, states: Sequence[BlockState], requests: Sequence[DraftRequest], limits: Sequence[int]
     ) -> list[DraftTree]:
-        """The trees of a round, after `begin`: of each request the nodes of most probable paths, best first. `limits`:
-        how deep each may be."""
+        """The trees of a round, after `begin`: for each request the nodes with the most probable paths, best first.
+        `limits`: maximum depth of each tree."""
         self._asked = 0
         wanted = [index for index, limit in enumerate(limits) if limit > 0 and requests[index].budget]
         trees = [DraftTree.chain(torch.tensor(request.ids[-1:], device=self._device)) for request in requests]
@@ -150,7 +150,7 @@ class LatticeSource(BlockSource):
 
 
 def _woven(level: BlockLevel) -> Iterator[tuple[Woven, Tensor]]:
-    """Each request's scores, and the places of its nodes among the candidates that they were chosen from."""
+    """Each request's scores, and [N] the places of its nodes among the candidates of their depth."""
     for state, tokens in zip(level.states, level.tokens.split(level.sizes), strict=True):
         assert state.woven is not None, "a block comes before its levels"
         is_chosen = state.pool[level.depth - 1] == tokens[:, None]

@@ -122,7 +122,7 @@ def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: i
 
 
 def _any(tensors: Mapping[str, Tensor], ending: str) -> Tensor | None:
-    """A matrix of this name of any head, so that sizes do not hang on the first head being there."""
+    """A matrix of this name from any head, so that sizes can be read even if the first head is missing."""
     found = (one for key, one in tensors.items() if re.fullmatch(rf"heads\.\d+\.{ending}", key) and one.dim() == 2)
     return next(found, None)
 

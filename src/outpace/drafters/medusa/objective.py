@@ -1,5 +1,5 @@
-"""Medusa's training: heads on a target that stays as it is ("Medusa-1", arXiv 2401.10774, section 2.2.1); so are
-TokenSwift's chained heads trained (arXiv 2502.18890)."""
+"""Medusa's training: heads on a frozen target ("Medusa-1", arXiv 2401.10774, section 2.2.1), also for TokenSwift's
+chained heads (arXiv 2502.18890)."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -87,7 +87,8 @@ class MedusaObjective(Objective):
         return (torch.stack(guesses, dim=1) == truth) & own
 
     def _rows(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
-        """What the heads read, [A, H] in their dtype, and `Anchors.followed`; nothing is drafted after position 0."""
+        """Inputs of the heads [A, H] in their dtype, and the results of `Anchors.followed`, without drafts after
+        position 0."""
         truth, own = anchors.followed(batch, self.depth)
         states = batch.features[anchors.rows, (anchors.positions - 1).clamp(min=0)]
         return states.to(next(self.net.parameters()).dtype), truth, own & (anchors.positions > 0)[:, None]
@@ -115,7 +116,7 @@ def build_medusa(
     blocks of zeros, its vocabulary layer and its final norm. No weight is random and no fact of the data is used.
 
     Raises:
-        InvalidRequest: chained heads for a target whose final norm is another one.
+        InvalidRequest: chained heads for a target whose final norm is not an RMSNorm.
     """
     norm, eps = target.final_norm if net.chained else (None, MedusaConfig.model_fields["rms_eps"].default)
     config = MedusaConfig(

@@ -31,7 +31,7 @@ class MedusaSource(DepthwiseSource):
     a depth are the same below every node.
 
     Args:
-        head: the target's, which heads without a vocabulary layer of their own are scored by, cap included.
+        head: the target's LM head with its cap, for heads without a vocabulary layer of their own.
         layers: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the heads have.
@@ -54,10 +54,10 @@ class MedusaSource(DepthwiseSource):
         return MedusaState(slot)
 
     def can_fork(self, own: bool) -> bool:
-        return True  # at least one prompt id is left to be written, and brings the only row that counts
+        return True  # at least one prompt id is still to be written; its hidden state is all that is needed
 
     def rewind(self, state: MedusaState, length: int) -> None:
-        state.hidden = None  # a conversation goes on with at least one more prompt id, which brings the next one
+        state.hidden = None  # the next prompt has at least one more id, which brings the next state
 
     def prefill(self, states: Sequence[MedusaState], chunks: Sequence[PromptChunk]) -> None:
         for state, chunk in zip(states, chunks, strict=True):

@@ -1,7 +1,7 @@
 """Greedy chains of Domino: all depths drafted in one call, on CUDA as one graph, and returned level by level.
 
-A tree of width one is the chain of its source's best ids. No shape needs to decide before the next depth is drafted;
-tokens after a cut are drafted for nothing.
+A tree of width one is the chain of its source's best ids, so later depths are drafted before the shape decides about
+earlier ones. If the shape cuts the chain, the tokens after the cut are discarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ from outpace.drafters.domino.gpu.head import HeadWeights, StepRows, step
 from outpace.gpu.capture import Captured
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
-"""Requests of the rounds that are recorded; those between are padded, more are computed without a graph."""
+"""Numbers of requests for which a graph is recorded. Numbers in between are padded; larger rounds run without a
+graph."""
 
 
 class Rollout:
@@ -75,13 +76,13 @@ class Rollout:
 
 
 class Chains:
-    """Chains of requests whose largest logits decide."""
+    """Chains of requests for which the largest logit is the draft."""
 
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = Captured(rollout, BUCKETS, rollout.device)
 
     def level(self, states: Sequence[BlockState], tokens: Tensor, is_first: bool) -> Candidates:
-        """The next token of every chain. `tokens`: [R] the pending ones, read at the first level."""
+        """The next token of every chain. `tokens`: [R] the pending tokens, read only at the first level."""
         if is_first:
             hidden = torch.stack([state.hidden for state in states])  # [R, D, H]
             base = torch.stack([state.base for state in states])  # [R, D, K]

@@ -14,7 +14,7 @@ from outpace.kernels.exact import NotCompiled, check_exact
 from outpace.sampling.noise import gumbel
 
 _LEAST, _MOST_ROWS = 16, 64  # rows of a program's products
-_NUMBERS, _BLOCK_BYTES = 4096, 128  # its results, rows times ids, and what it reads of a row at a time
+_NUMBERS, _BLOCK_BYTES = 4096, 128  # a program's results (rows times ids); bytes that it reads of a row at a time
 _STATE_BLOCK = 32  # units of a state per program, so that many programs read the weight
 
 
