@@ -1,4 +1,4 @@
-"""A method: what drafts, by its options and how its proposer is built; and presets of the options of another."""
+"""A method: its options and how its proposer is built; and presets, which are methods with other defaults."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -16,9 +16,9 @@ from outpace.lib.checks import shown
 from outpace.lib.errors import MethodError
 
 LANGUAGE_MODEL = "draft-lm"
-"""The kind of drafters that are no nets."""
+"""The kind of drafters that are language models."""
 ANY = "any"
-"""In place of a kind: the drafters at hand decide."""
+"""In place of a kind: the available drafters decide."""
 
 
 def said_of(kind: str) -> str:
@@ -35,7 +35,7 @@ class Method:
         summary: what it drafts, in words.
         options: the class of its options, an `Options` with a description on each field.
         drafter: kind of the drafter it drafts with, such as "domino"; None if it needs none.
-        remark: what it needs in words, where that is not enough.
+        remark: what it needs, in words, in place of the words that follow from `drafter`.
     """
 
     build: Callable[[Any, BuildContext], Proposer]
@@ -75,12 +75,12 @@ def preset(
     about: str = "",
     **defaults: Any,
 ) -> Method:
-    """A method that is another one with other defaults.
+    """A copy of a method with other defaults.
 
     Args:
-        method: the other one, whose options are a `ModelOptions`.
+        method: the method to copy, whose options are a `ModelOptions`.
         summary: in words.
-        only: the shapes it takes, if not all of the other's.
+        only: the shapes that it takes, if not all of the copied method's.
         settings_of: classes of settings of a shape, where they are not the shape's own.
         about: what a reader of its options should know.
         defaults: of options, by name.
@@ -100,7 +100,7 @@ def preset(
 
 
 def _check_reserved(options: type[Options], base: type[Options]) -> None:
-    """Refuse options that give a name of a base another meaning: the engine reads those of the base by that name."""
+    """Refuse options that redefine a name of a base class: the engine reads the option of the base by that name."""
     for name, field in options.model_fields.items():
         inherited = base.model_fields.get(name)
         is_taken = hasattr(base, name) if inherited is None else field.annotation != inherited.annotation

@@ -59,13 +59,14 @@ class ModelOptions(RetrievalOptions):
 
     @classmethod
     def settings_kind(cls, shape: str) -> type[BaseModel] | None:
-        """What a shape is set by; None for one without settings, or one that is unknown."""
+        """The class of a shape's settings; None for a shape without settings, or an unknown one."""
         row = shapes().get(shape)
         return cls.settings_of.get(shape, None if row is None else row.settings)
 
     @property
     def takes_gates(self) -> bool:
-        """Where both are named, nothing is left to take."""
+        """Whether the gates of a warm-up's file take effect: they do not if both checkpoints and thresholds are
+        named."""
         return self.shape == "gated" and not {"checkpoints", "thresholds"} <= (self.model_extra or {}).keys()
 
     def shape_settings(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> BaseModel | None:

@@ -16,7 +16,7 @@ from outpace.kernels.build import loaded_kernels
 from outpace.models.attention import attend_segments
 
 MOST_CAPTURED_ROWS = 64
-"""Of a request in a pass that is captured: a prompt has more."""
+"""Most rows of a request in a captured pass. Prompts have more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +57,8 @@ class NetSlots:
     Attributes:
         tiled: one call per layer attends for all requests, as on everything but a CPU.
         captures: passes of few rows run over static buffers, on CUDA as graphs (`NetPass`); where they are tiled.
-        window: of the committed rows, passes see the first few and this many of the last (`SlotKV.windowed`); None for
-            all. Not where they are tiled.
+        window: number of the last committed rows that passes see, with the first few (`SlotKV.windowed`); None for all.
+            Unused where `tiled`.
     """
 
     window: int | None = None
@@ -93,8 +93,8 @@ class NetSlots:
         return torch.cat([part.offsets[part.scratch :] + self.kv.lengths[part.slot] for part in parts])
 
     def attention(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> Attend:
-        """The attention function of one pass over the parts' fresh rows. `sights`: what each layer lets a row see;
-        everything that its part does if left out."""
+        """The attention function of one pass over the parts' fresh rows. `sights`: what each layer lets a row see; by
+        default all that the row's part does."""
         if self.tiled:
             return self.tiled_attention(
                 [tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights
@@ -102,16 +102,17 @@ class NetSlots:
         return SlotAttention(self.kv, self._segments_by_sight(parts, sights), self._scale, sights)
 
     def tables(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> list[Tables]:
-        """Tables of a pass: what parts say that their rows see, and where it differs what causal layers let them."""
+        """Tables of a pass with the visibility of its parts; and if there are causal layers, a second one for these."""
         plain, causal = self._segments_by_sight(parts, sights)
         return [Tables.of(segments) for segments in ([plain] if causal is plain else [plain, causal])]
 
     def tiled_attention(self, plans: Sequence[TilePlan], sights: Sequence[Sight] = ()) -> Attend:
-        """The attention function of a pass by its tables, as of `tables`."""
+        """The attention function of a pass from its tables, as `tables` returns them."""
         return SlotAttention(self.kv, plans, self._scale, sights)
 
     def _segments_by_sight(self, parts: Sequence[Rows], sights: Sequence[Sight]) -> tuple[list[Segment], list[Segment]]:
-        """For layers that let rows see what their parts say, and for causal ones."""
+        """Segments with the visibility of the parts, and segments for causal layers; the same ones if there are no such
+        layers."""
         plain = self.segments(parts)
         is_causal = any(sight.is_causal for sight in sights)
         return plain, self.segments([_causal(part) for part in parts]) if is_causal else plain
@@ -145,8 +146,9 @@ class NetSlots:
 
 
 class SlotAttention:
-    """`layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see. `plans`: of
-    what rows see, and of what they see in causal layers: segments, or tables by which one call serves all requests."""
+    """`layers.Attend` over slots: stores the rows' keys and values, then attends to all visible ones. `plans`: for
+    layers with the visibility of the parts, and for causal layers: segments, or tables with which one call serves all
+    requests."""
 
     def __init__(
         self, kv: SlotKV, plans: Sequence[TilePlan] | Sequence[list[Segment]], scale: float, sights: Sequence[Sight]
@@ -166,8 +168,8 @@ class SlotAttention:
 
 
 class NetPass:
-    """A net's pass over rows of its slots, captured where its slots are. `function`: of positions [T], an attention
-    function and packed rows; returns tensors of T rows."""
+    """A net's pass over rows of its slots, captured where `NetSlots.captures` says so. `function`: of positions [T], an
+    attention function and packed rows; returns tensors of T rows."""
 
     def __init__(
         self, slots: NetSlots, function: Callable[..., tuple[Tensor, ...]], sights: Sequence[Sight] = ()
@@ -177,7 +179,7 @@ class NetPass:
         self._captured = CapturedPass(slots.kv, self._tiled)
 
     def __call__(self, parts: Sequence[Rows], *rows: Tensor) -> tuple[Tensor, ...]:
-        """What the function makes of the parts' fresh rows."""
+        """The function's results for the parts' fresh rows."""
         slots, device = self._slots, self._slots.kv.keys.device
         if not slots.tiled:
             return self._function(slots.positions(parts), slots.attention(parts, self._sights), *rows)
@@ -194,8 +196,8 @@ def _tiled(
     plans: Sequence[TilePlan],
     *rows: Tensor,
 ) -> tuple[Tensor, ...]:
-    """A pass by tables. No method: what is captured would refer back to the `NetPass` that holds it, and a drafter's
-    slots would wait for the garbage collector."""
+    """A pass by tables. Not a method: a captured method would refer back to its `NetPass`, and only the garbage
+    collector would free the drafter's slots."""
     return function(plans[0].rows[:, 2].long(), slots.tiled_attention(plans, sights), *rows)
 
 

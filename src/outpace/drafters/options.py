@@ -134,7 +134,7 @@ def checked_value(option: str, value: Any) -> Any:
 
 
 def checked_budget(budget: Any) -> int | None:
-    """A budget in nodes, None for the method's own; InvalidRequest where it is none, or out of bounds."""
+    """A budget in nodes, None for the method's own. InvalidRequest if it is not a whole number within bounds."""
     if budget is None:
         return None
     if not is_int(budget) or not 0 <= budget <= MAX_BUDGET:
@@ -165,7 +165,7 @@ def written(default: Any) -> str:
 
 
 def _in_words(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
-    """The values that a JSON schema takes, but for null, which is to leave the option out."""
+    """The values that a JSON schema allows, in words, without null: null is written by leaving the option out."""
     if "$ref" in schema:
         schema = kinds[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:

@@ -11,10 +11,10 @@ VOCABULARY_LAYERS = ("lm_head", "embed_proj")
 
 
 def pack_net(net: nn.Module) -> None:
-    """Replace the net's products by faster ones where this machine has them; afterwards it only drafts. Where the
-    compiled kernels run a net, products that read the same rows are joined as the target's are. Elsewhere they are not:
-    keys and values of the context are made without queries. `net`: is changed; on the device and in the dtype that it
-    will draft in."""
+    """Replace the net's linear layers, in place, by faster ones where this machine has them; the net can then draft but
+    not be trained. Where compiled kernels run the net, layers that read the same rows are joined, as in the target.
+    Elsewhere they are not, because keys and values of the context are computed without queries. `net`: on the device
+    and in the dtype in which it will draft."""
     weight = next(net.parameters())
     make = layers_for(weight.dtype, weight.device)
     if make is None:

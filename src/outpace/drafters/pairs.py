@@ -34,7 +34,7 @@ class PairState(SlotState):
     is_beyond: bool = False
 
 
-_WAITING = 256  # features of a request that nothing is drafted for, which wait at most
+_WAITING = 256  # maximum number of waiting features of a request without drafts
 S = TypeVar("S", bound=PairState)
 
 
@@ -89,7 +89,8 @@ class PairSource(BaseSource, ABC, Generic[S]):
         """Write and commit the pairs of waiting features with the ids after them."""
 
     def rewind(self, state: S, length: int) -> None:
-        """Keep what the first `length` ids and the one behind them determine: a row reads one token ahead."""
+        """Keep the rows and features that follow from the first `length` ids and the next one: a row reads one token
+        ahead."""
         self.slots.kv.truncate(state.slot, length)
         waiting = length - self.slots.kv.lengths[state.slot]
         state.features, state.tokens = state.features[:waiting], []
@@ -99,7 +100,8 @@ class PairSource(BaseSource, ABC, Generic[S]):
 
     def prefill(self, states: Sequence[S], chunks: Sequence[PromptChunk]) -> None:
         for state, chunk in zip(states, chunks, strict=True):
-            # Without a waiting feature the first id is in a row already, or the first of all, which has none.
+            # Without a waiting feature the first id needs no pair: the pair is already written, or it is the first id
+            # of all.
             state.tokens += chunk.tokens.tolist()[0 if len(state.features) else 1 :]
             self._keep(state, chunk.features)
         ready = [state for state in states if state.tokens and not (state.is_behind or state.is_beyond)]
@@ -131,12 +133,13 @@ class PairSource(BaseSource, ABC, Generic[S]):
             self._write(late, self._unwritten(late))
         for state, request in zip(states, requests, strict=True):
             deepest = request.max_depth if self.depth is None else min(request.max_depth, self.depth)
-            # Drafts stand on the last feature, which a round that was taken back has used up: the next one brings one.
+            # Drafts start from the last feature. A round that was undone has used it up; the next round brings a new
+            # one.
             limits.append(0 if state.is_beyond or not len(state.features) else deepest)
         return limits
 
     def _unwritten(self, states: Sequence[S]) -> list[Sequence[int]]:
-        """The ids that the waiting features' pairs need, for each request, the pending token last."""
+        """For each request the ids that the pairs of its waiting features need, the pending token last."""
         return [state.asked.ids[self.slots.kv.lengths[state.slot] + 1 :] for state in states]
 
     def _due(self, states: Sequence[S], ids: Sequence[Sequence[int]]) -> tuple[list[Rows], Tensor, Tensor]:

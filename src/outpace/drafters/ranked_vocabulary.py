@@ -1,7 +1,7 @@
 """Frequency-ranked vocabularies: drafting only the tokens that are common (FR-Spec, arXiv 2502.14856, section 3).
 
 Most of a small drafter's time goes into scoring a large vocabulary, and most text is made of few of its tokens. Only
-drafts are restricted: the target verifies against its whole vocabulary, so nothing it says changes.
+drafts are restricted: the target verifies against its whole vocabulary, so its output does not change.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ from outpace.models.layers.linear import layers_for
 from outpace.sampling.scores import Pool
 
 FILE_NAME = "vocabulary.safetensors"
-"""In a drafter's folder: the ids it drafts from unless it is told others."""
+"""File in a drafter's folder with the ids that it drafts, unless an option names another file."""
 EVERY_ID = "all"
-"""Instead of a file: the whole vocabulary, whatever the drafter brings."""
+"""Value of the option for the whole vocabulary, even if the drafter's folder has a file."""
 KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"ids"}))
 
 
@@ -59,7 +59,8 @@ def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
 
 
 def pool_of(head: LmHead | SubsetHead, rows: int) -> Pool | None:
-    """The ids that columns of `head.own_scores` stand for, in this many rows; None for all of the target's."""
+    """The ids of the columns of `head.own_scores`, repeated for this many rows; None if all of the target's ids are
+    scored."""
     return None if head.ids is None else Pool(head.ids.expand(rows, -1), head.vocab_size)
 
 

@@ -48,11 +48,11 @@ class Scratch:
         return self.depths[-1] if self.depths else 0
 
     def plant(self, start: int) -> None:
-        """Begin a round: the pending token stands at `start` in its frontier."""
+        """Begin a round: the pending token has number `start` in its frontier."""
         self.parents: list[int] = []
         self.depths: list[int] = []
         self.visible = torch.ones(0, 0, dtype=torch.bool)
-        self._tokens: list[Tensor] = []  # by level; read back only when somebody asks
+        self._tokens: list[Tensor] = []  # by level; read back only on demand
         self._level = (start, -1)  # where the last level began in its frontier, and in the scratch
 
     def extend(self, tokens: Tensor, above: Sequence[int], start: int) -> Tensor:

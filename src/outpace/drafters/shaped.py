@@ -28,16 +28,16 @@ def shaped(
     """The proposer of a source under the shape that its options name.
 
     Args:
-        source: drafts.
+        source: the source of drafts.
         options: of the method.
-        context: what it is built in.
+        context: the target and drafter that it is built for.
         budget: drafted nodes unless the options say otherwise.
         defaults: of the shape's settings that the options do not name, where they are not the shape's own.
         grower: class of the proposer under a shape that grows.
 
     Raises:
-        InvalidRequest: a warm-up's file has not the gates that it is asked for; a window for a source that has none, or
-            not on a CPU.
+        InvalidRequest: a warm-up's file without the gates that are needed; a window for a source without slots, or not
+            on a CPU.
         MethodError: the source or the shape lacks a method or an attribute.
     """
     check_source(type(source).__name__, source)
@@ -55,7 +55,7 @@ def shaped(
 
 
 def _narrow(source: LevelSource, window: int, device: str) -> None:
-    """Let a source see a window of the context."""
+    """Restrict a source to a window of the context."""
     holder: Any = source if hasattr(source, "window") else getattr(source, "slots", None)
     if not hasattr(holder, "window"):
         raise InvalidRequest(f"window={window}: does nothing with {type(source).__name__}, without slots; leave it out")
@@ -65,7 +65,7 @@ def _narrow(source: LevelSource, window: int, device: str) -> None:
 
 
 def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[str, Any]) -> BaseModel | None:
-    """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it."""
+    """The settings of the shape; gates that the options do not name come from the warm-up's file."""
     file = context.warm_file(options.warm) if options.takes_gates else None
     if file is None:
         return options.shape_settings(defaults)

@@ -35,11 +35,11 @@ class GuessedSelfDraft(SelfDraft):
     """TriForce's hierarchy (arXiv 2404.11912): the full target verifies a chain that the target has drafted through a
     view, and a pass of that view computes rows of guessed tokens, too. A level whose token was guessed needs no pass.
 
-    So drafts are `SelfDraft`'s, whatever is guessed, and any verification stays exact. The authors' middle level
-    resamples from the view's distribution instead of the residual, which is biased at temperature > 0.
+    So the drafts are those of `SelfDraft`, whatever is guessed, and any verification stays exact. The authors' middle
+    level resamples from the view's distribution instead of the residual, which is biased at temperature > 0.
 
     Args:
-        guesser: retrieves a chain of what may follow drafts.
+        guesser: retrieves a chain of tokens that may follow the drafts.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GuessedSelfDraft(SelfDraft):
         requests, paths = [], []
         for state, growth in zip(states, growths, strict=True):
             asked, above = state.asked, growth.scratch
-            below = min(asked.budget, asked.max_depth) - above - 1  # levels that will want a row
+            below = min(asked.budget, asked.max_depth) - above - 1  # levels below that will need a row
             requests.append(replace(asked, budget=min(GUESSES, below)))
             paths.append(torch.tensor([*(token for token, _ in state.scored[:above]), *growth.tokens.tolist()]))
         found = self.guesser.prepare([state.of_guesser for state in states], requests, paths)
@@ -106,7 +106,7 @@ class GuessedSelfDraft(SelfDraft):
 
 
 def _has_row(state: GuessedState, growth: DraftRows) -> bool:
-    """Whether the token of a level was guessed, so that a pass of this round has computed its row."""
+    """Whether the token of a level was guessed: then an earlier pass of this round has computed its row."""
     assert len(growth.tokens) == 1, "guesses continue chains, not trees"
     row = growth.scratch
     return 0 < row < len(state.scored) and state.scored[row][0] == int(growth.tokens[0])
@@ -123,8 +123,8 @@ class ModelGuesser(StaticProposer):
     def prepare(
         self, states: Sequence[Any], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[Retrieved]:
-        """Chains below the paths. Their rows are of tokens that no pass of the target has verified: they are dropped,
-        and those that are accepted are computed anew with the next round's ids."""
+        """Chains below the paths. Their rows follow tokens that the target has not verified yet, so they are dropped;
+        those of accepted tokens are computed again with the next round's ids."""
         streams = [
             replace(request.stream, ids=[*request.ids[:-1], *path.tolist()])
             for request, path in zip(requests, paths, strict=True)
@@ -136,4 +136,4 @@ class ModelGuesser(StaticProposer):
         return [Retrieved(tree.tokens, tree.topology) for tree in trees]
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
-        """Nothing: there are no rows of the tree."""
+        """Do nothing: the rows of the tree were dropped already."""

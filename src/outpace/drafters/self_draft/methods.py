@@ -52,7 +52,7 @@ class SelfDraftOptions(ModelOptions):
     @field_validator("bits", mode="before")
     @classmethod
     def _read(cls, bits: Any) -> Any:
-        """A number in a text, which a literal does not take."""
+        """Convert text to a number, which pydantic's `Literal` does not."""
         return int(bits) if isinstance(bits, str) and bits.isdecimal() else bits
 
     @model_validator(mode="after")
@@ -74,7 +74,7 @@ def packed_target(context: BuildContext) -> PackedModel:
     """The target of a method that drafts with its keys and values.
 
     Raises:
-        InvalidRequest: it is no model of ours, or not on a CPU.
+        InvalidRequest: Outpace has not loaded it, or it is not on a CPU.
     """
     target = context.target
     if not isinstance(target, PackedModel):
@@ -93,7 +93,7 @@ def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
     kinds: dict[str, Callable[[PackedModel, int], RowSelector]] = {"window": Window, "snap": Snap, "chunks": Chunks}
     selector = None if options.select == "all" else kinds[options.select](target, options.keep)
     guesser = _guesser(options, context)
-    vocabulary = context.ranked_vocabulary(options.vocabulary or EVERY_ID)  # a guesser's own is not the target's
+    vocabulary = context.ranked_vocabulary(options.vocabulary or EVERY_ID)  # the draft model's is not the target's
     is_copy = options.bits is not None
     model = in_four_bits(target) if is_copy else target
     own = (options.noise, vocabulary, is_copy)
@@ -104,7 +104,7 @@ def _self_draft(options: SelfDraftOptions, context: BuildContext) -> Proposer:
 
 
 def _guesser(options: SelfDraftOptions, context: BuildContext) -> Retriever | None:
-    """What guesses ahead of the target; None for nothing."""
+    """What guesses the tokens of a chain before the target drafts them; None for nothing."""
     if options.guess == "suffix":
         return SuffixRetriever(context.device)
     if options.guess == "model":

@@ -13,7 +13,8 @@ from outpace.cache.slots import SINKS, AttentionSettings, Segment
 from outpace.models.packed import PackedModel, PassPart
 
 OBSERVED = 32
-"""Last positions of a prompt whose attention selects, and which are kept themselves (SnapKV, arXiv 2404.14469)."""
+"""Number of last positions of a prompt, whose attention selects rows and which are kept too (SnapKV, arXiv
+2404.14469)."""
 CHUNK = 8
 """Rows that are selected together by their mean key."""
 TOKEN_SINKS = 16
@@ -38,7 +39,7 @@ class Window:
     keep: int
 
     def select(self, slot: int, prompt: Sequence[int]) -> None:
-        """Nothing: the window moves on with every token."""
+        """Do nothing: the window moves with every token."""
 
     def view(self, slot: int, selected: Tensor | None) -> Tensor | None:
         return self.model.kv.windowed(slot, self.keep - SINKS)
@@ -46,10 +47,11 @@ class Window:
 
 @dataclass(frozen=True)
 class OfPrompt(ABC):
-    """Rows of a prompt that its end selects, `keep` of each layer and key head, and every row after the prompt.
+    """Keeps the rows of a prompt that its end selects, `keep` for each layer and key head, and every row after the
+    prompt.
 
     Attributes:
-        observed: last positions of the prompt whose queries select.
+        observed: number of last positions of the prompt whose queries select.
     """
 
     model: PackedModel
@@ -186,8 +188,8 @@ class Tokens:
 
 
 def watch_last(model: PackedModel, slot: int, ids: Sequence[int], count: int, watch: Watch) -> None:
-    """Show the queries of the last `count` of a slot's ids, all of which are written. They are computed once more, as
-    scratch rows: a pass of the engine hands out no queries."""
+    """Show the queries of the last `count` of a slot's ids to `watch`. Their rows are written already and are computed
+    again as scratch rows, because a pass of the engine returns no queries."""
     before, length = len(ids) - count, len(ids)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     offsets = torch.arange(before, length) - model.kv.lengths[slot]

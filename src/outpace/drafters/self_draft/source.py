@@ -17,7 +17,7 @@ from outpace.models.packed import PackedModel
 
 @dataclass(eq=False)
 class SelfState(SlotState):
-    """One request in its own slot of the target. `selected`: what its selector selected; `prompt`: the length of the
+    """One request in its own slot of the target. `selected`: what its selector returned; `prompt`: the length of the
     prompt that it was selected for, 0 for none."""
 
     scratch: Scratch = field(default_factory=Scratch)
@@ -28,13 +28,14 @@ class SelfState(SlotState):
 
 class SelfDraft(LanguageModelSource):
     """A model on the target's own slots. The pending token and the levels of a tree are scratch rows behind the
-    committed ones; the verifying pass overwrites them with exact ones. So nothing is written, kept or rewound here.
+    committed ones; the verifying pass overwrites them with exact ones. So this source commits and rewinds nothing.
 
     Args:
         model: the target, or a copy of it that costs less.
         selector: which committed rows are seen; None for all.
         noise, vocabulary: as of `LanguageModelSource`.
-        drafts_whole: draft for a context that is seen whole, too; with the target, that costs what decoding costs.
+        drafts_whole: draft also where the whole context is seen; with the target itself, that costs as much as
+            decoding.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class SelfDraft(LanguageModelSource):
             state.prompt = 0
 
     def begin(self, states: Sequence[SelfState], requests: Sequence[DraftRequest]) -> list[int]:
-        """Start a round; in a prompt's first one rows are selected."""
+        """Start a round; rows are selected in the first round of a prompt."""
         if self.selector is not None:
             for state, request in zip(states, requests, strict=True):
                 prompt = request.stream.prompt_length

@@ -40,7 +40,7 @@ class TokenSwift(DepthwiseSource, SelfDraft):
         (self._tap,) = self._heads.needs.taps
 
     def begin(self, states: Sequence[SelfState], requests: Sequence[DraftRequest]) -> list[int]:
-        """As of `SelfDraft`; rows are selected anew, from all there are, once new ones have taken the budget."""
+        """As in `SelfDraft`; once new rows have filled the budget, rows are selected again from all."""
         for state in states:
             if self.selector.is_spent(state.slot, state.selected):
                 state.prompt = 0

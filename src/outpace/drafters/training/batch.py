@@ -15,7 +15,7 @@ class TrainingSample:
     Attributes:
         ids: [T] int64, prompt and answer.
         mask: [T] bool, true for tokens that the target generated: the only ones a loss supervises.
-        source: a hash of what was asked and answered, before anything was cut; empty if nothing is stored of it.
+        source: a hash of prompt and answer before truncation; empty for a sample of which nothing is stored.
     """
 
     name: str
@@ -25,7 +25,7 @@ class TrainingSample:
 
     @property
     def key(self) -> str:
-        """What its features are called."""
+        """The name under which its features are stored."""
         return f"{self.name}:{self.source}" if self.source else self.name
 
 

@@ -18,14 +18,15 @@ from outpace.lib.errors import InvalidRequest
 Loss = Literal["ce", "tv-mix", "lk"]
 CE_SHARE = 0.1  # DSpark
 LK_DECAY = 3.0  # LK losses, hybrid
-SMALLEST = 1e-6  # probability of all that are no candidates, below which float32 does not know it
-PACE_FLOOR = 0.5  # D-PACE's alpha, by which no acceptance counts as less
+SMALLEST = 1e-6  # least probability of all ids that are not candidates, a limit of float32
+PACE_FLOOR = 0.5  # D-PACE's alpha, the least acceptance that a draft counts with
 ROWS_AT_ONCE = 1024
 LARGE, KEPT = 65_536, 16_384
-"""Ids of a target whose whole head takes most of a drafter's time, and how many are drafted of it by default."""
+"""Size of vocabulary above which the target's head takes most of a drafter's time; and the number of its ids that are
+then drafted by default."""
 FEW_ROWS, GPU_SCORES = 256, 2**26
-"""Rows that are scored at a time on a CPU, whose caches more float32 scores exceed; and scores on a GPU, where each
-piece costs its launches."""
+"""Rows scored at a time on a CPU, where the float32 scores of more rows exceed the caches; and scores at a time on a
+GPU, where each piece costs its launches."""
 
 
 def summed(
@@ -40,7 +41,7 @@ def summed(
     Args:
         compute: gets a piece of each tensor and returns sums [S]; the first is the loss.
         rows: tensors [R, ...], split into the same pieces.
-        weights: that `compute` reads besides, and that learn.
+        weights: trained tensors that `compute` reads as well.
         at_once: rows of a piece, or of each.
 
     Returns:
@@ -114,8 +115,8 @@ def row_losses(logits: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tens
 def losses_and_candidates(
     logits: Tensor, labels: Tensor, loss: Loss, candidates: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `row_losses`, and what rows hold besides: the log-probabilities [R, C] of candidates, and that [R] of all
-    others together. One pass over [R, V] gives all gradients. `candidates`: [R, C], different indices of logits."""
+    """As `row_losses`, and also the log-probabilities [R, C] of candidates, and that [R] of all other ids together. One
+    pass over [R, V] gives all gradients. `candidates`: [R, C], different indices of logits."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     made: tuple[Tensor, Tensor, Tensor, Tensor] = _RowLosses.apply(wide, labels, loss, candidates)  # type: ignore[no-untyped-call]
     return made
@@ -218,8 +219,8 @@ class VocabularySettings(Section):
     )
 
     def kept(self, size: int, has_head: bool = False) -> int:
-        """How many of a target's `size` ids are compared. `has_head`: the drafter's head is its own, which other
-        engines draft all ids with."""
+        """How many of a target's `size` ids are compared. `has_head`: the drafter has a head of its own, with which
+        other engines draft all ids."""
         usual = KEPT if size > LARGE and not has_head else size
         return usual if self.vocabulary is None else min(self.vocabulary, size)
 
@@ -299,7 +300,7 @@ class LossVocabulary:
         return LossVocabulary(ranked, self._size, self._drawn)
 
     def draw(self, seed: int) -> Compared:
-        """What the loss of a step with this seed compares."""
+        """The ids that the loss compares in the step with this seed."""
         if self.ranked is None or not self._drawn:
             return Compared(self.ranked, None, self._places)
         count = self._drawn

@@ -163,7 +163,7 @@ def initialise(net: N, seed: int) -> N:
 
 def layer_sizes(target: FrozenTarget, scalings: Collection[str]) -> dict[str, Any]:
     """Fields of a `LayerConfig`, and `rms_eps`, as in the target's own layers. `scalings`: kinds of `rope_scaling` that
-    the drafter supports. For other targets it uses the base alone: its rotation need not be the target's."""
+    the drafter supports. Of other kinds only the base is taken: a drafter's rotation need not be the target's."""
     config, hidden = target.config, target.hidden_size
     heads: int = config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-TIMES = {"evaluate_every": 4, "save_every": 10}  # of a short run
+TIMES = {"evaluate_every": 4, "save_every": 10}  # how often a short run does each
 
 
 class Section(StrictSettings):
@@ -41,7 +41,8 @@ class DataSettings(Section):
     workers: int = Field(default=0, ge=0, le=64, description="Processes that read ahead; useful for captured features.")
 
     def held_out_of(self, prompts: int) -> int:
-        """How many of this many prompts to hold out: as stated, else no more than a fifth, but one for each half."""
+        """Number of prompts to hold out, out of this many: the setting if it was given; else at most a fifth, but at
+        least two."""
         return self.held_out if "held_out" in self.model_fields_set else min(self.held_out, max(prompts // 5, 2))
 
 
@@ -102,8 +103,8 @@ class TrainingSettings(Section):
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of weights, order and anchors.")
 
     def steps_between(self, name: str, steps: int) -> int:
-        """The setting `evaluate_every` or `save_every` of a run of this many steps: as stated, else so that short runs
-        do it several times, too."""
+        """The setting `evaluate_every` or `save_every` for a run of this many steps: as given; else small enough that
+        short runs do it several times too."""
         every: int = getattr(self, name)
         return every if name in self.model_fields_set else min(every, -(-steps // TIMES[name]))
 
