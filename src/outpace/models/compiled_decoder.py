@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _ACTIVATIONS = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
-# What is not of these packages may compute anything: a subclass, or code that came with a checkpoint.
+# Classes outside these packages may compute anything: subclasses, or code that came with a checkpoint.
 _STOCK = ("transformers.models.", "transformers.activations", "torch.nn.", "outpace.models.", "outpace.kernels.")
 
 

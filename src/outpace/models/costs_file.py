@@ -1,4 +1,4 @@
-"""Where measured times of a model's passes are kept: by all that they depend on."""
+"""The file that keeps measured times of a model's passes, named by all that they depend on."""
 
 import hashlib
 from itertools import chain
@@ -12,7 +12,7 @@ from outpace.kernels.instructions import cpu_flags
 from outpace.kernels.linear import KernelLinear
 from outpace.models.target import PackedTarget
 
-# Passes of smaller models are measured anew: it takes no time.
+# Passes of smaller models are measured in every process: it takes no time.
 _SMALL = 20_000_000
 
 
@@ -23,14 +23,15 @@ def identity(target: PackedTarget) -> str:
     on_cpu = loaded_kernels() is not None and target.compiled is not None
     how = (target.captures, target.exact) if is_on_gpu else on_cpu
     layers = chain(target.decoder.modules(), target.head.layer.modules())
-    formats = [getattr(one, "formats", one.kind) for one in layers if isinstance(one, KernelLinear)]  # a file's differ
+    formats = [getattr(one, "formats", one.kind) for one in layers if isinstance(one, KernelLinear)]  # vary in a file
     kinds = str(target.dtype), target.quantize, target.kv_cache_dtype
     parts = (target.config.to_json_string(), *kinds, formats, where, how, torch.__version__)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def costs_file(target: PackedTarget) -> Path | None:
-    """The file of a model on this machine, with these kernels; None for a model so small that none is kept."""
+    """The file of a model on this machine, with these kernels; None for a model so small that its times are not
+    kept."""
     config = target.config
     if (
         config.hidden_size * config.num_hidden_layers * config.hidden_size + target.vocab_size * config.hidden_size

@@ -63,7 +63,7 @@ class DraftModel(PackedModel):
         found = {
             f"{name}.weight": module.weight
             for name, module in self.decoder.named_modules()
-            if not isinstance(module, BlockEmbedding)  # whose weight would be dequantised, to stay
+            if not isinstance(module, BlockEmbedding)  # reading its weight would dequantise it, and keep that
             and (isinstance(module, nn.Embedding) or getattr(getattr(module, "weight", None), "ndim", 2) == 1)
         }
         return {"head": self.head.weight, **found}

@@ -124,7 +124,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def differing_products(layers: Iterable[PackedLinear]) -> Iterator[str]:
-    """Products, one per shape, in which a row has other bits with others than alone.
+    """Products, one per shape, in which the other rows change a row's bits.
 
     Rounding to bfloat16 would hide most differences. A float32 bias that cancels nearly all of the result leaves the
     last bits of the sum, which show its order: two rounds cancel 18 of bfloat16's 24 bits, one all of float32's.
@@ -162,8 +162,8 @@ def differing_scores(heads: int, groups: int, head_dim: int) -> Iterator[str]:
 
 
 def differing_passes(target: PackedTarget) -> Iterator[str]:
-    """Passes in which a token has other hidden states, keys, values or logits than decoded alone. They use the first
-    layers, up to one of each kind."""
+    """Passes in which a token's hidden states, keys, values or logits differ from those of the token decoded alone.
+    They use the first layers, up to one of each kind."""
     decoder, config = first_layers(target.decoder, target.config, _until_every_kind(target.decoder))
     longest, kv = min(target.max_length, _PROMPT + max(_TREES)), target.kv
     model = PackedModel(
@@ -208,13 +208,13 @@ def differing_passes(target: PackedTarget) -> Iterator[str]:
 
 
 def _until_every_kind(decoder: nn.Module) -> int:
-    """How many first layers include one of each kind of the decoder."""
+    """Number of first layers that include one layer of each kind in the decoder."""
     kinds = [_kind(layer) for layer in layers_of(decoder)[1]]
     return 1 + max(kinds.index(kind) for kind in kinds)
 
 
 def _kind(layer: nn.Module) -> list[object]:
-    """A layer's modules, the shapes of its products, and its settings but for its index."""
+    """A layer's modules, the shapes of its products, and its settings except its index."""
     kind: list[object] = []
     for module in layer.modules():
         kind.append(type(module))

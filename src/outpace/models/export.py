@@ -116,22 +116,22 @@ def export_drafter(drafter: Path, folder: Path, also: str) -> Path:
 
 @contextmanager
 def _in_place(made: Path, identity: dict[str, str]) -> Iterator[Path]:
-    """A folder to write an export into, which is moved to its place when it is complete: servers that start together,
-    as on nodes with one home, export the same."""
+    """A folder to write an export into, which is moved to `made` when it is complete: servers that start together, as
+    on nodes with a shared home, may export the same model."""
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=made.parent, prefix=f".{made.name}-") as scratch:
         new = Path(scratch, made.name)
         new.mkdir()
         yield new
         (new / READY).write_text(json.dumps(identity))
-        if not _is_ready(made, identity):  # else another one was faster, and is being read
+        if not _is_ready(made, identity):  # else another process was faster, and its export is in use
             shutil.rmtree(made, ignore_errors=True)
             new.rename(made)
 
 
 def _write(folder: Path, config: "PretrainedConfig", weights: dict[str, Tensor]) -> None:
     plain = copy.deepcopy(config)
-    for ours in (QUANTIZATION, EMBEDDING, VOCABULARY):  # not true of these weights
+    for ours in (QUANTIZATION, EMBEDDING, VOCABULARY):  # these do not describe the written weights
         vars(plain).pop(ours, None)
     plain.dtype = torch.bfloat16
     plain.save_pretrained(folder)

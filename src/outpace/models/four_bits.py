@@ -19,7 +19,7 @@ from outpace.models.layers.linear import SIBLINGS, SiblingLinear
 from outpace.models.loading.int4 import is_sensitive
 from outpace.models.packed import PackedModel
 
-_MOST = 3 / 4  # of the target's bytes: beyond, a pass of the copy takes too much of the target's time
+_MOST = 3 / 4  # of the target's bytes: with more, a pass of the copy takes too much of the target's time
 
 
 @torch.inference_mode()
@@ -54,11 +54,11 @@ def in_four_bits(target: PackedModel) -> PackedModel:
 
 
 class _Copier:
-    """Copies modules, with all that they share but their large matrices.
+    """Copies modules, which share everything with the originals except large matrices.
 
     Args:
         layers: of the decoder.
-        quantizes: false shares the matrices, too, and only counts.
+        quantizes: false shares the matrices, too, and only counts bytes.
 
     Attributes:
         before, after: bytes of the matrices and of those in the copy.
@@ -70,11 +70,11 @@ class _Copier:
         self._together: dict[KernelLinear, KernelLinear] = {}  # of siblings
 
     def copied(self, decoder: nn.Module, head: KernelLinear) -> tuple[nn.Module, KernelLinear]:
-        """A decoder and the layer of its LM head."""
+        """Copies of a decoder and of the layer of its LM head."""
         return self.module(decoder, ""), self.linear(head, ["lm_head"], [head.outputs])
 
     def module(self, module: nn.Module, path: str) -> nn.Module:
-        """A module by its path in the decoder."""
+        """The copy of a module. `path`: its name in the decoder."""
         if isinstance(module, KernelLinear):
             return self.linear(module, [path], [module.outputs])
         if not module._modules or isinstance(module, PackedRouter):  # the recipe leaves routers whole
@@ -89,7 +89,8 @@ class _Copier:
         return made
 
     def linear(self, layer: KernelLinear, names: Sequence[str], sizes: Sequence[int]) -> KernelLinear:
-        """A layer of matrices [size, in] one below the other; the layer itself where its blocks are no smaller."""
+        """The quantised copy of a layer of stacked matrices [size, in]; the layer itself if its blocks would be no
+        smaller."""
         kinds = [chosen_format(layer.inputs, is_sensitive(name, self._layers)) for name in names]
         blocks = [_bytes(kind, size, layer.inputs) for kind, size in zip(kinds, sizes, strict=True) if kind is not None]
         before = sum(one.nbytes for one in layer.weights) if isinstance(layer, BlockLinear) else layer.nbytes
@@ -119,7 +120,7 @@ def _bytes(kind: BlockFormat, outputs: int, inputs: int) -> int:
 
 
 def _weight(layer: KernelLinear) -> Tensor:
-    """[out, in]; of codes in 8 bits what they stand for."""
+    """[out, in] the weight of a layer, dequantised if it is in 8 bits."""
     return layer.codes().dequantized(torch.float32) if layer.kind == Kind.INT8 else layer.unpacked()
 
 

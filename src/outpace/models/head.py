@@ -175,8 +175,8 @@ def subset_head(
     make: Make | None = None,
 ) -> SubsetHead:
     """A `SubsetHead` over a copy of some rows of a weight, shared by all callers with the same arguments while one of
-    them keeps it: methods that differ in their budgets alone use one head. A weight that was changed in between is
-    another one.
+    them keeps it: methods that differ only in their budgets use one head. A weight that has changed in between
+    counts as another one.
 
     Args:
         weight: [Vd, H] of the whole head.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _COMPARED = 12  # rows of the pass that compares compiled kernels with the decoder's modules
 _AVERAGED = 64  # rows of the pass whose keys are averaged
-_AVERAGED_POSITIONS = 4096  # over which they are spread: keys turn with their positions
+_AVERAGED_POSITIONS = 4096  # range of their positions: keys rotate with positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +209,7 @@ class PackedModel:
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.four_bits: ref[PackedModel] | None = None
         self.compiled, self.computed_by = self._derive()
-        if self.kv.scales and not getattr(config, "attn_logit_softcapping", None):  # a cap is of unshifted scores
+        if self.kv.scales and not getattr(config, "attn_logit_softcapping", None):  # a cap applies to unshifted scores
             self.kv.key_offsets.copy_(self._mean_keys())
 
     def with_weights(self, decoder: nn.Module, head: LmHead) -> "PackedModel":
@@ -318,7 +318,7 @@ class PackedModel:
         return positions.clamp(max=self.max_length - 1)
 
     def _segments(self, parts: Sequence[PassPart], kv: SlotKV | None = None) -> tuple[list[Segment], Tensor]:
-        """The parts' segments, and the positions [T] of their rows; in other slots than the model's where given."""
+        """The parts' segments, and the positions [T] of their rows. `kv`: slots to use instead of the model's."""
         kv = self.kv if kv is None else kv
         sizes = [part.offsets.shape[0] for part in parts]
         lengths = torch.tensor([kv.lengths[part.slot] for part in parts])
@@ -351,8 +351,8 @@ class PackedModel:
     @stage("measuring")
     @torch.inference_mode()
     def _derive(self) -> tuple[CompiledDecoder | None, str]:
-        """The decoder in one call, if the kernels compute what its modules do, which a short pass of both shows; and
-        which code computes passes."""
+        """The decoder in one compiled call, if a short pass shows that the kernels compute what its modules do; None
+        otherwise. And which code computes passes, in words."""
         try:
             check_kernels(self.device)
             if self.tiled or not has_kernels(self.kv):

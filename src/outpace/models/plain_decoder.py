@@ -201,7 +201,7 @@ class PlainAttention(nn.Module):
         return out
 
     def _heads(self, part: Tensor, name: str) -> Tensor:
-        """[1, heads, T, D], normalised where the family does."""
+        """Heads [1, heads, T, D] of a projection, normalised if the family does that."""
         norm = getattr(self, name, None) if name else None
         if norm is not None and self.norms_all_heads:
             part, norm = norm(part), None
@@ -278,7 +278,7 @@ class PlainDecoder(nn.Module):
         return self.embed_tokens
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, slots: PassCache, **others: Any) -> DecoderOutput:
-        """A packed pass of ids [1, T]; transformers' other arguments are of no use here."""
+        """A packed pass of ids [1, T]; `others`, further arguments of transformers, are ignored."""
         rows = self.embed_tokens(input_ids)
         rotations = {kind: self.rotary_emb(rows, position_ids, kind) for kind in self.rotary_emb._tables}
         for layer in self.layers:

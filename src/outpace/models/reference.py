@@ -95,7 +95,7 @@ class TransformersReference:
 
 
 def _refuse_unsupported(params: SamplingParams) -> None:
-    """A baseline that ignores an option would measure another task."""
+    """Refuse options that `generate` lacks: a baseline that ignores an option would measure another task."""
     penalties = ("penalty_window", "presence_penalty", "frequency_penalty")
     others = ("logit_bias", "bad_words", "bad_words_ids", "min_new_tokens", "stop", "eos_token_ids", "grammar")
     for name in (*penalties, *others):

@@ -104,8 +104,8 @@ class PackedTarget(PackedModel):
 
     @torch.inference_mode()
     def estimated_times(self, rows: Sequence[int]) -> list[float] | None:
-        """About how many milliseconds passes of this many rows take after a short context, relative to each other; None
-        where passes themselves are to be timed. Of a large model a few layers are timed, a tenth of a pass.
+        """Estimated milliseconds of passes of this many rows after a short context, to compare with each other; None if
+        passes themselves are to be timed. Of a large model only a few layers are timed, which takes a tenth of a pass.
         """
         if self.compiled is None or has_experts(self.decoder) or not isinstance(self.head.layer, KernelLinear):
             return None
@@ -126,8 +126,8 @@ class PackedTarget(PackedModel):
 
     @torch.inference_mode()
     def context_times(self) -> tuple[float, float]:
-        """About how many milliseconds a token of context adds to a pass: for each request, and for each of its rows.
-        Zeros where no compiled kernel attends. Sliding windows are not considered: rounds correct the times.
+        """Estimated milliseconds that a token of context adds to a pass: for each request, and for each of its rows.
+        Zeros if no compiled kernel attends. Sliding windows are not considered: rounds correct the times.
         """
         if not has_kernels(self.kv):
             return 0.0, 0.0
@@ -148,7 +148,7 @@ class PackedTarget(PackedModel):
         return max(one - row * _ATTENDING[0], 0.0), row
 
     def _attention_ms(self, kv: SlotKV, rows: int) -> float:
-        """Of the layers of `kv`, for a chain after the contents of the first slot."""
+        """Milliseconds of attention in the layers of `kv`, for a chain after the contents of the first slot."""
         chain, width = Topology.chain(rows), kv.keys.shape[-1]
         segment = Segment(kv, 0, 0, chain.depth_tensor + kv.lengths[0], chain.ancestor_mask)
         query = torch.ones(self.config.num_attention_heads, rows, width)

@@ -69,8 +69,8 @@ class TextCodec:
         return _fingerprint(template) if template else None
 
     def vocabulary(self) -> dict[int, str]:
-        """The token of each id, the same of all files of a model: GGUF files name ids that pad, as "[PAD151665]", and
-        have spaces in added tokens where folders have "▁", as Gemma's indents."""
+        """The token of each id, equal for all files of a model. GGUF files name padding ids, such as "[PAD151665]",
+        which are left out; and they have spaces in added tokens where folders have "▁", such as Gemma's indents."""
         found = self.backend.get_vocab().items()
         return {number: token.replace(" ", "▁") for token, number in found if not _PADDING.fullmatch(token)}
 
@@ -107,8 +107,8 @@ class TextCodec:
         return list(spellings)
 
     def resolved(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> SamplingParams:
-        """Parameters with bad words as ids, and with stop strings that are special tokens among the ids that end the
-        answer: its text leaves such tokens out, so that no string would be found there.
+        """Parameters with bad words as ids. Stop strings that are special tokens become ids that end the answer,
+        because its text leaves out such tokens and a search would not find them.
 
         Args:
             eos_token_ids: of the model.
@@ -242,7 +242,7 @@ class Pieces:
         }
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token: a special one's name, nothing for an id without a token."""
+        """The bytes of a token: the name of a special token; empty for an id without a token."""
         if token in self._added:
             return str(self._added[token]).encode()
         piece: str | None = self._codec.backend.id_to_token(token)
@@ -255,7 +255,7 @@ class Pieces:
         return piece.replace("▁", " ").encode()
 
     def shown(self, token: int) -> bytes:
-        """The bytes of a token that the text of an answer has: none of a special one."""
+        """The bytes of a token in the text of an answer: empty for a special token."""
         return b"" if token in self._special else self.bytes_of(token)
 
     def text_of(self, token: int) -> str:
@@ -324,8 +324,8 @@ def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence
 class _Spelling:
     """A tokenizer as llguidance's `TokenizerWrapper` takes it.
 
-    Of itself llguidance takes every added token in angle brackets for a special one, as Qwen's "<tool_call>", which
-    then is no text, and yet writes forced text with special tokens, which its matcher refuses.
+    By default llguidance treats every added token in angle brackets as special, such as Qwen's "<tool_call>", so that
+    it is no text. Yet it writes forced text with special tokens, which its matcher refuses.
     """
 
     def __init__(self, codec: TextCodec, read: "LLTokenizer") -> None:
@@ -341,8 +341,8 @@ class _Spelling:
         ids: list[int] = []
         for token in self._read.tokenize_bytes(text):
             if token in self._special:
-                said = self.tokens[token]
-                ids += [*self._read.tokenize_bytes(said[:1]), *self._read.tokenize_bytes(said[1:])]
+                name = self.tokens[token]
+                ids += [*self._read.tokenize_bytes(name[:1]), *self._read.tokenize_bytes(name[1:])]
             else:
                 ids.append(token)
         return ids

@@ -44,7 +44,7 @@ def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, qua
     Args:
         dtype: that products are computed in.
         rounded_to: that the weights were rounded to; None for the same.
-        quantize: "none" or "int8"; what else is not of this function is as "none".
+        quantize: "none" or "int8"; other values count as "none" here.
     """
     has_kernels, kind = loaded_kernels() is not None, kind_of(dtype, rounded_to, quantize)
 

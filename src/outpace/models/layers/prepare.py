@@ -25,7 +25,7 @@ _ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
 def prepare(
     model: "PreTrainedModel", pack: bool = True, rounded_to: torch.dtype | None = None, quantize: str = "none"
 ) -> tuple[nn.Module, LmHead]:
-    """A model's decoder and head, with the layers replaced for which the CPU has better kernels.
+    """A model's decoder and head, with faster layers in place of those for which the CPU has better kernels.
 
     Args:
         model: a causal LM; its decoder's layers are replaced in place.

@@ -56,7 +56,7 @@ def read_blocks(
     model = _empty_model(config, dtype, attention)
     with file.opened() as place:
         fill_blocks(model, quantized(model, weights) if quantize == "int4" else weights, dtype, place)
-    file.release()  # all but the embedding's rows has been copied
+    file.release()  # everything but the embedding's rows has been copied
     model.requires_grad_(False)
     model.eval()
     return model
@@ -178,7 +178,7 @@ class _Builder:
 
 
 def _floats(weight: Weight) -> Tensor:
-    """A parameter's values, which are finite."""
+    """A parameter's values in float32, after a check that they are finite."""
     values = torch.from_numpy(np.array(weight.floats()))
     if not bool(values.isfinite().all()):
         raise ModelError(f"{weight.tensors[0].name}: has weights that are NaN or infinite; download the file again")
@@ -186,14 +186,15 @@ def _floats(weight: Weight) -> Tensor:
 
 
 def _arithmetic(weight: Weight) -> tuple[Kind | None, torch.dtype]:
-    """Of a matrix that is not in blocks for the kernels, and the dtype that it is stored in; None for blocks."""
+    """The arithmetic of a matrix and the dtype that it is stored in; None and uint8 for blocks that the kernels
+    multiply."""
     if _are_blocks([weight]):
         return None, torch.uint8
     return _WHOLE.get(weight.tensors[0].kind, (Kind.FLOAT32, torch.float32))
 
 
 def _are_blocks(weights: Sequence[Weight]) -> bool:
-    """Whether kernels multiply them as they are, all with the same operand."""
+    """Whether the kernels multiply all of these weights as the file stores them, with the same operand."""
     return all(tensor.kind in FORMATS and not weight.add for weight in weights for tensor in weight.tensors)
 
 

@@ -198,7 +198,7 @@ def _expert_complaints(names: Iterable[str], count: int | None) -> list[str]:
 
 
 def _reported(report: Mapping[str, Any]) -> list[str]:
-    """What transformers' loader reports with `output_loading_info`, but for known tables."""
+    """The errors that transformers' loader reports with `output_loading_info`, without those about known tables."""
     return [
         *(f"missing {key}" for key in report["missing_keys"]),
         *(f"unexpected {key}" for key in report["unexpected_keys"] if not _TABLES.search(key)),

@@ -28,7 +28,7 @@ class _Bar:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time do what the file `lock` stands for. It stays where that fails."""
+    """Let one process at a time do the work that the file `lock` stands for. The file stays if the work fails."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     lock.parent.mkdir(parents=True, exist_ok=True)

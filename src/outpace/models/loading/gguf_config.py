@@ -50,7 +50,7 @@ _FIXED_BIASES = ("qwen2", "gpt2", "gpt_neox")  # families without those fields
 _PARTIAL_ROTATION = ("phi3", "gpt_neox")
 _FUSED_HEADS = ("gpt2", "gpt_neox")  # as many key heads as query heads
 _GEMMA_27B = {"gemma2": 46, "gemma3_text": 62}
-"""Layers of the models that scale queries by the share of a head in the hidden size, not by a head's width."""
+"""Numbers of layers of the models that scale queries by hidden size / heads, not by the width of a head."""
 _DEFAULT_THETA = 10_000.0
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3's scaling of its rotation, as in all of its models; a file stores the factors computed from it."""
@@ -116,7 +116,7 @@ class _Reader:
         return self.file.values.get(f"{self.architecture}.{key}", default)
 
     def need(self, key: str) -> Any:
-        """A number that every file has.
+        """A required number.
 
         Raises:
             ModelError: it is missing, or differs from layer to layer.

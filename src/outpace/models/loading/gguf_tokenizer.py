@@ -60,15 +60,16 @@ _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "
 _ENDS |= {"<EOT>", "</s>", "<eos>", "<｜end▁of▁sentence｜>"}  # noqa: RUF001
 """Control tokens that end an answer in any file that has them, as llama.cpp ends it."""
 _NAMED_ENDS = _ENDS - {"</s>"}
-"""Those that do so, and are never shown, where a file calls them user-defined; "</s>" is HTML in Gemma's vocabulary."""
+"""Tokens that end an answer, and are never shown, even if a file calls them user-defined; not "</s>", which is HTML in
+Gemma's vocabulary."""
 
 
 def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer:
     """The tokenizer that a GGUF file's values describe.
 
     Raises:
-        ModelError: a kind that is not BPE, as WordPiece; arrays that are missing or contradict each other; an unknown
-            way to split text.
+        ModelError: a kind that is not BPE, such as WordPiece; arrays that are missing or contradict each other; an
+            unknown way to split text.
     """
     kind = values.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -101,8 +102,8 @@ def end_ids(values: Mapping[str, Any]) -> list[int]:
 
 
 def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping[str, int]) -> dict[str, str]:
-    """The tokens of each role. A word that pads gets none, or it would be hidden wherever it occurs: some files pad
-    with id 0, which is "!" in Llama 3's vocabulary."""
+    """The token of each role. An ordinary word gets no padding role, or it would be hidden wherever it occurs: some
+    files pad with id 0, which is "!" in Llama 3's vocabulary."""
     ids = {role: values.get(f"tokenizer.ggml.{key}", usual.get(role)) for role, key in _IDS.items()}
     found = {role: one for role, one in ids.items() if isinstance(one, int) and 0 <= one < len(tokens)}
     types = values.get("tokenizer.ggml.token_type")

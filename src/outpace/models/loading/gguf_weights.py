@@ -101,7 +101,7 @@ class Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the parameter."""
+        """The shape of the parameter."""
         first = self.tensors[0].shape
         if len(self.tensors) > 1:
             first = (*first[:-2], sum(tensor.shape[-2] for tensor in self.tensors), first[-1])
@@ -121,7 +121,8 @@ class Weight:
         return values.T if self.is_transposed else values
 
     def tensor(self, dtype: torch.dtype, computed: torch.dtype, device: torch.device) -> Tensor:
-        """The parameter, rounded to one dtype and in another, converted in parts so that memory is not taken twice."""
+        """The parameter, rounded to `dtype` and stored in `computed`. It is converted in parts, so that it is never in
+        memory twice."""
         made = torch.empty(self.shape, dtype=computed, device=device)
         inner = made.T if self.is_transposed else made
         step = max(_AT_ONCE * len(inner) // inner.numel(), 1)
@@ -202,7 +203,7 @@ def _order(size: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarr
 
 
 def _floats(tensor: GgufTensor, taken: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Rows of a tensor. The kernels make the same numbers as the gguf package in a fraction of its time."""
+    """Rows of a tensor in float32. The kernels make the same numbers as the gguf package in a fraction of its time."""
     data = tensor.data if len(tensor.shape) == 1 else tensor.data[taken]
     numbers: np.ndarray[Any, np.dtype[np.float32]]
     if tensor.kind in FORMATS and loaded_kernels() is not None:

@@ -17,7 +17,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def gated(repo: str) -> ModelError:
-    """The error for a model of which the hub asks who takes it: it is there, and says no more than 401 or 403."""
+    """The error for a gated model, for which the hub answers 401 or 403 without details."""
     from huggingface_hub import constants
 
     return ModelError(
@@ -27,15 +27,15 @@ def gated(repo: str) -> ModelError:
 
 
 def is_gguf_name(name: str) -> bool:
-    """Whether a name is REPO:QUANT, or that of a repository called after GGUF."""
+    """Whether a name is REPO:QUANT, or a repository whose name contains GGUF."""
     match = _NAME.fullmatch(name)
     return match is not None and (match[2] is not None or "gguf" in match[1].partition("/")[2].lower())
 
 
 def fetch_gguf(name: str) -> Path:
-    """The file of REPO:QUANT, or without :QUANT of Q4_K_M, else the repository's first. The hub is asked where its
-    cache does not have that quantisation; what was downloaded stays there. Without :QUANT the cache's first file is
-    taken where the hub cannot be reached.
+    """The file of REPO:QUANT; without :QUANT that of Q4_K_M, or else the repository's first. The hub is asked unless
+    its cache has that quantisation, and downloads stay in the cache. If the hub cannot be reached, a name without
+    :QUANT takes the first file in the cache.
 
     Raises:
         ModelError: no such repository or quantisation, a model in several files, a failed download.
@@ -75,8 +75,8 @@ def _chosen(name: str, listed: list[str], quant: str | None) -> str:
 
 
 def _download(repo: str, file: str) -> Path:
-    """Download a file into the hub's cache, in its layout. Its own client neither continues a download that was
-    stopped nor checks what it received, so the content is put where it looks first, and it adds the name."""
+    """Download a file into the hub's cache, in its layout. The hub's own client neither resumes a stopped download nor
+    checks the content, so the content is put where the client looks first, and the client adds the name."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import GatedRepoError
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def _download(repo: str, file: str) -> Path:
         raise ModelError(f"{repo}: {file} cannot be downloaded: {first_line(error)}") from error
     if about.etag is None or about.size is None or about.commit_hash is None:
         raise ModelError(f"{url}: states no commit, checksum or size, as the hub does; check HF_ENDPOINT")
-    # Files outside of large-file storage have a hash of git's.
+    # Files outside large-file storage have git's hash, not a SHA-256.
     sha256 = about.etag if _SHA256.fullmatch(about.etag) else None
     content = _storage(repo) / "blobs" / about.etag
     download(url, content, Path(file).name, about.size, sha256, build_hf_headers())
@@ -123,7 +123,7 @@ def _is_model(file: str) -> bool:
 
 
 def _parts_of(file: str) -> str | None:
-    """How many parts the model of this file has; None where the file is all of it."""
+    """Number of parts of the model of this file, as text; None if the file is the whole model."""
     match = _PART_OF.search(PurePosixPath(file).stem)
     return None if match is None or int(match[1]) == 1 else match[1]
 

@@ -43,9 +43,9 @@ def _tensor(name: str, values: Tensor) -> GgufTensor:
 
 
 def quantized(model: "PreTrainedModel", weights: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Weights of which the matrices are in about 4 bits, those of the embedding and the LM head in 6.
+    """Weights whose matrices have about 4 bits; those of the embedding and the LM head have 6.
 
-    What takes no more bytes in its own format stays as it is, and so does what has rows of no multiple of 32.
+    A matrix keeps its format if that takes no more bytes, or if the length of its rows is not a multiple of 32.
 
     Args:
         model: whose parameters they are, with or without data.

@@ -83,8 +83,8 @@ def resolve(name: str) -> Location:
     REPO:QUANT, is downloaded unless the hub's cache has it.
 
     Raises:
-        ModelError: a built-in model that was not pulled, a local path that does not exist, a malformed GGUF file, or
-            a REPO:QUANT that cannot be had.
+        ModelError: a built-in model that was not pulled, a local path that does not exist, a malformed GGUF file, or a
+            REPO:QUANT that cannot be fetched.
     """
     path = path_of(name)
     if path.is_dir():
@@ -107,7 +107,7 @@ def resolve(name: str) -> Location:
 
 def local_gguf(name: str) -> Path | None:
     """The file that a path names, or that was pulled under a name; None for other names. A path that ends in .gguf
-    names one whether it exists or not; a file may have any name, as the blobs of Ollama have."""
+    names a file whether it exists or not; other files may have any name, such as the blobs of Ollama."""
     path = path_of(name)
     if path.suffix.lower() == ".gguf" or path.is_file():
         return path
@@ -116,8 +116,8 @@ def local_gguf(name: str) -> Path | None:
 
 
 def folder_of(location: Location, *files: str, revision: str | None = None) -> str:
-    """The folder of a model. One on the hub is asked for once in a process: what is new of the files is downloaded, and
-    without a connection what was downloaded before serves.
+    """The folder of a model. For a model on the hub, new or changed files are downloaded once in a process; without a
+    connection the files of earlier downloads serve.
 
     Args:
         location: of the model.
@@ -125,7 +125,7 @@ def folder_of(location: Location, *files: str, revision: str | None = None) -> s
         revision: commit on the hub; None for the newest.
 
     Raises:
-        ModelError: neither in the hub's cache nor on the hub, or the hub cannot be reached or asks who takes it.
+        ModelError: neither in the hub's cache nor on the hub, the hub cannot be reached, or the model is gated.
     """
     return location.path if Path(location.path).exists() else _snapshot(location.name, files, revision)
 

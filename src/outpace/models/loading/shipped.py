@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 TARGET, TRANSITIONS = "target.json", "transitions/transitions.safetensors"
-"""Files in a target's folder: what it is, and its transition counts."""
+"""Files in a target's folder: its facts and its transition counts."""
 _WEIGHTS = ("F64", "F32", "BF16", "F16", "I8")
-_HASHED = 16  # every so manyth token of a vocabulary is hashed: all of 150,000 would take 0.2 s at each load
+_HASHED = 16  # every 16th token of a vocabulary is hashed: all 150,000 would take 0.2 s at each load
 
 
 class TargetFacts(BaseModel):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def stock_attention(config: "PretrainedConfig") -> str:
-    """The attention that transformers computes with where ours is not asked for: scaled-dot-product attention, but the
-    eager path of a model that caps its scores, as Gemma 2 does, since only that path caps them."""
+    """The attention that transformers uses by default: scaled-dot-product attention, except for a model that caps its
+    scores, such as Gemma 2, which needs the eager path."""
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     return "eager" if capped else "sdpa"
 
