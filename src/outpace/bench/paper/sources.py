@@ -68,8 +68,7 @@ class RecordFolder:
 
     @property
     def name(self) -> str:
-        machines = dict.fromkeys(str(one["hardware"]) for one in self._settings)
-        return f"{Path(self.manifest['target']).name}, {' and '.join(machines) or 'unknown machine'}"
+        return f"{Path(self.manifest['target']).name}, {' and '.join(self._machines) or 'unknown machine'}"
 
     @cached_property
     def _settings(self) -> list[dict[str, Any]]:
@@ -77,8 +76,13 @@ class RecordFolder:
         files = [file.with_name(SETTINGS) for file in sorted(self.folder.glob(f"records/*/*/{RECORDS}"))]
         return [object_of(file, text) for file in files if (text := text_of(file))]
 
+    @property
+    def _machines(self) -> list[str]:
+        return list(dict.fromkeys(str(one["hardware"]) for one in self._settings))
+
     def about(self) -> list[str]:
-        manifest, made = self.manifest, dict.fromkeys(map(_made, self._settings))
+        manifest, are_several = self.manifest, len(self._machines) > 1
+        made = dict.fromkeys(_made(one, are_several) for one in self._settings)
         texts = list(made)
         texts += ["rows of different machines or versions were not measured together"] if len(made) > 1 else []
         texts += ["quick: few prompts, short answers" if self.is_quick else "full"]
@@ -113,12 +117,13 @@ class RecordFolder:
         return found.replace(f"{self.folder}/", "") + text
 
 
-def _made(settings: Mapping[str, Any]) -> str:
-    """The machine, threads, versions and git revision of records, in one line."""
+def _made(settings: Mapping[str, Any], names_machine: bool) -> str:
+    """The machine, unless a source's name suffices, threads, versions and git revision of records, in one line."""
     versions = {name: number for name, number in settings["versions"].items() if number is not None}
     made = [f"{name} {number}" for name, number in versions.items()]
     made += [f"git {settings['git']}"] if settings.get("git") else []
-    return ", ".join([settings["hardware"], f"{settings['threads']} threads", *made])
+    machine = [settings["hardware"]] if names_machine else []
+    return ", ".join([*machine, f"{settings['threads']} threads", *made])
 
 
 @dataclass
