@@ -2,6 +2,7 @@
 measured."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from outpace.lib.errors import InvalidRequest
 Record = dict[str, Any]
 INSTEAD = ", in place of "
 """Between a stand-in and the row's method that it replaces."""
+_RESERVED = re.compile(r"reserved=([\d.]+)")
 
 
 class RecordSource(Protocol):
@@ -107,11 +109,17 @@ class RecordFolder:
         return text
 
     def method(self, run: ExhibitRun, row: Row) -> str:
-        """A row's method with {warm} and {reserved} filled in, or its stand-in and the reason."""
+        """A row's method with {warm} and {reserved} filled in, the latter by set, or its stand-in and the reason."""
         if run.training is not None:
             return row.method
-        key = SetRun(run, run.sets[0], row.needs_drafter).key
-        found: str = self.manifest["names"].get(f"{key} {row.method}", row.method)
+        keys = {of: SetRun(run, of, row.needs_drafter).key for of in run.sets}
+        names: dict[str, str] = self.manifest["names"]
+        by_set = {of: names[f"{key} {row.method}"] for of, key in keys.items() if f"{key} {row.method}" in names}
+        found = next(iter(by_set.values()), row.method)
+        shares = {of: asked[1] for of, name in by_set.items() if (asked := _RESERVED.search(name)) is not None}
+        if len(set(shares.values())) > 1:
+            each = ", ".join(f"{share} on {of}" for of, share in shares.items())
+            found = f"{_RESERVED.sub('reserved=SHARE', found)} (SHARE: {each})"
         own = found.partition(":")[0] == row.method.partition(":")[0]
         text = "" if own else f"{INSTEAD}{row.method}, for which this target has no drafter"
         return found.replace(f"{self.folder}/", "") + text
