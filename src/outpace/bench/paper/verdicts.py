@@ -224,7 +224,8 @@ def judge(
         return found("undecided", numbers, prompts, why="Not all of it is measured yet.")
     few = verdict == "undecided" and not all(_decides(one.units) for one in sides)
     needed = [one[2] for one in verdicts if one[0] == "undecided" and one[2] is not None]
-    return found(verdict, numbers, prompts, max(needed, default=None), TOO_FEW if few else "")
+    more = max(needed, default=None) if verdict == "undecided" else None
+    return found(verdict, numbers, prompts, more, TOO_FEW if few else "")
 
 
 def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]:
