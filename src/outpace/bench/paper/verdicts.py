@@ -14,6 +14,7 @@ RESAMPLES = 2000
 FEWEST = 6  # prompts that an interval needs
 USUAL: Mapping[Verdict, str] = {"undecided": "The difference is smaller than these prompts can tell."}
 """Reasons of verdicts, for claims without one."""
+MOST = 10_000  # prompts; a claim that would need more is as good as level
 TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
@@ -169,7 +170,7 @@ class _Side:
             return "does not hold", text, None
         prompts, half = sum(self.units), (high - low) / 2
         more = int(np.ceil(prompts * (half / abs(value)) ** 2)) if value else 0
-        return "undecided", text, more if more > prompts else None
+        return "undecided", text, more if prompts < more <= MOST else None
 
 
 def judge(
