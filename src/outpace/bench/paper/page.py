@@ -164,7 +164,10 @@ by chance. <b>The paper contradicts itself</b> where its own numbers differ from
 equal outputs and memory, needs no interval. Ratios are of means over sets; in
 tables, sd is the standard deviation over prompts, the mean of the sets'. Two prompts or groups of each set, as quick
 runs have, show little of how they differ: take their intervals as a first look. Every output is compared with plain
-decoding's, token by token."""
+decoding's, token by token. In tables, what stands below a row's name is the method and its settings as this package's
+option <code>--method</code> takes them; "starts with" names what it had before the first prompt: a drafter, by its
+class and fingerprint, a ranked vocabulary that it drafts from, and the file of a warm-up, by their hashes. Unless runs
+forget between prompts, methods keep for later prompts of a set what they learn from earlier ones."""
 KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", "not testable here": ""}
 
 

@@ -88,7 +88,8 @@ class RecordFolder:
         texts = list(made)
         texts += ["rows of different machines or versions were not measured together"] if len(made) > 1 else []
         texts += ["quick: few prompts, short answers" if self.is_quick else "full"]
-        texts += [f"prompts of {Path(manifest['data']).name}"]
+        data = manifest["data"]
+        texts += ["prompts of this package" if data == "builtin" else f"prompts of the folder {Path(data).name}"]
         texts += [f"measured {manifest['date']}"] if manifest.get("date") else []
         if load := manifest.get("load"):
             texts.append(
