@@ -23,6 +23,7 @@ Record = dict[str, Any]
 INSTEAD = ", in place of "
 """Between a stand-in and the row's method that it replaces."""
 _RESERVED = re.compile(r"reserved=([\d.]+)")
+_UNFILLED = re.compile(r",?\w+=\{\w+\}")
 
 
 class RecordSource(Protocol):
@@ -122,7 +123,7 @@ class RecordFolder:
             each = ", ".join(f"{share} on {of}" for of, share in shares.items())
             found = f"{_RESERVED.sub('reserved=SHARE', found)} (SHARE: {each})"
         own = found.partition(":")[0] == row.method.partition(":")[0]
-        text = "" if own else f"{INSTEAD}{row.method}, for which this target has no drafter"
+        text = "" if own else f"{INSTEAD}{_UNFILLED.sub('', row.method)}, for which this target has no drafter"
         return found.replace(f"{self.folder}/", "") + text
 
 
