@@ -162,7 +162,8 @@ class Suite:
         model, loaded_as = None, None
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is not None and job.drafter not in self.drafters:
-                self._leave_out(job, job.rows, f"no drafter: give --drafter {job.drafter}=PATH")
+                why = f"no {job.drafter} drafter ships for this target; --drafter {job.drafter}=PATH names one"
+                self._leave_out(job, job.rows, why)
                 advance(job.tokens * len(self.prompts.of(job.of, job.run)), False)
                 continue
             wanted = (job.slots, self._drafter(job))
