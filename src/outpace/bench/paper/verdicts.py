@@ -303,6 +303,10 @@ class _Sides:
     def _form(self, value: float) -> str:
         return f"{value:.2f}" if self.claim.over is not None else self.metric.printed(value)
 
+    def _exact(self, bound: float) -> str:
+        """A bound with a third place where two would round it to another one, such as 1.005 to 1.00."""
+        return f"{bound:.3f}" if self.claim.over is not None and round(bound, 2) != bound else self._form(bound)
+
     def _pair(self, first: str, second: str) -> _Side:
         side = _Side(f"{first} / {second}:", "{:.2f}".format, "above 1.00" if self.sign > 0 else "below 1.00")
         both: dict[str, list[tuple[Numbers, Numbers]]] = {}
@@ -339,7 +343,7 @@ class _Sides:
         claim = self.claim
         name = row if claim.over is None else f"{row} / {claim.over}"
         bounds = {"least": claim.at_least, "most": claim.at_most}
-        wanted = " and ".join(f"at {side} {self._form(bound)}" for side, bound in bounds.items() if bound is not None)
+        wanted = " and ".join(f"at {side} {self._exact(bound)}" for side, bound in bounds.items() if bound is not None)
         side = _Side(f"{name}:", self._form, wanted, is_bound=True, is_exact=self.metric.is_exact)
         pairs = []
         for label in self.labels:
