@@ -162,7 +162,7 @@ where they belong to this run, the claim is undecided unless the rest contradict
 has the verdict of the worst of them, by intervals that are not widened for their number, so that one of many may fail
 by chance. <b>The paper contradicts itself</b> where its own numbers differ from the claim. What is counted, such as
 equal outputs and memory, needs no interval. Ratios are of means over sets; in
-tables, sd is the standard deviation over prompts, the mean of the sets'. Two prompts or groups of each set, as quick
+tables, sd is the standard deviation over prompts, the mean of the sets'. A few prompts or groups of each set, as quick
 runs have, show little of how they differ: take their intervals as a first look. Every output is compared with plain
 decoding's, token by token. In tables, what stands below a row's name is the method and its settings as this package's
 option <code>--method</code> takes them; "starts with" names what it had before the first prompt: a drafter, by its
