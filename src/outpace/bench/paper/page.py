@@ -156,12 +156,12 @@ VERDICTS = f"""Each claim compares rows prompt by prompt; n counts prompts, or g
 together, once for each run that is compared; a set is a file of prompts. It <b>holds</b> if its direction is right
 on every set and the 95 % bootstrap interval of the mean over sets excludes equality; <b>on average</b>, if only the
 interval does, and the sets that differ are named. It <b>does not hold</b> if the interval excludes equality the
-other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} prompts. A claim about
-averages also holds where single sets differ. Rows, runs and sets of a full run that were not measured are named;
-where they belong to this run, the claim is undecided unless the rest contradicts it. A claim of several comparisons
-has the verdict of the worst of them, by intervals that are not widened for their number, so that one of many may fail
-by chance. <b>The paper contradicts itself</b> where its own numbers differ from the claim. What is counted, such as
-equal outputs and memory, needs no interval. Ratios are of means over sets; in
+other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} different prompts. A
+claim about averages also holds where single sets differ. Rows, runs and sets of a full run that were not measured are
+named; where they belong to this run, the claim is undecided unless the rest contradicts it. A claim of several
+comparisons has the verdict of the worst of them, by intervals that are not widened for their number, so that one of
+many may fail by chance. <b>The paper contradicts itself</b> where its own numbers differ from the claim. What is
+counted, such as equal outputs and memory, needs no interval. Ratios are of means over sets; in
 tables, sd is the standard deviation over prompts, the mean of the sets'. A few prompts or groups of each set, as quick
 runs have, show little of how they differ: take their intervals as a first look. Every output is compared with plain
 decoding's, token by token. In tables, what stands below a row's name is the method and its settings as this package's

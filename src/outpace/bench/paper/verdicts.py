@@ -137,6 +137,7 @@ class _Side:
         gaps: the quantity that must be positive, for each run and set.
         places: the run and set of each of them.
         units: the number of prompts, or batches, of each of them.
+        by_set: the same for each set: runs share their prompts, which count as evidence once.
         is_exact: it is a count, which needs no interval.
     """
 
@@ -148,8 +149,13 @@ class _Side:
     gaps: list[Numbers] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     units: list[int] = field(default_factory=list)
+    by_set: dict[str, tuple[int, ...]] = field(default_factory=dict)
     is_bound: bool = False
     is_exact: bool = False
+
+    @property
+    def decides(self) -> bool:
+        return _decides([count for counts in self.by_set.values() for count in counts])
 
     def verdict(self) -> tuple[Verdict, str, int | None]:
         """The verdict, its numbers, and the prompts that would decide an undecided one. The claim holds if the pooled
@@ -159,7 +165,7 @@ class _Side:
         text, claimed = f"{self.name} {self.form(self.shown[0])}", f", claimed {self.claimed}"
         if self.is_exact:
             return ("does not hold" if against else "holds"), text + claimed, None
-        if not _decides(self.units):
+        if not self.decides:
             return "undecided", text + claimed, None
         value, (low, high) = self.pooled[0], _interval(self.pooled)
         text += " ({} to {})".format(*map(self.form, _interval(self.shown))) + claimed
@@ -223,7 +229,7 @@ def judge(
     verdict = min((one[0] for one in verdicts), key=_WORST.index)
     if verdict in ("holds", "holds on average") and _lacking(claim, due, comparison.cells):
         return found("undecided", numbers, prompts, why="Not all of it is measured yet.")
-    few = verdict == "undecided" and not all(_decides(one.units) for one in sides)
+    few = verdict == "undecided" and not all(one.decides for one in sides)
     needed = [one[2] for one in verdicts if one[0] == "undecided" and one[2] is not None]
     more = max(needed, default=None) if verdict == "undecided" else None
     return found(verdict, numbers, prompts, more, TOO_FEW if few else "")
@@ -275,6 +281,7 @@ class _Sides:
         side.gaps.append(gap)
         side.places.append(f"{of} ({label})" if label and len(self.labels) > 1 else of)
         side.units += units
+        side.by_set[of] = units
 
     def _values(self, label: str, row: str, sets: Sequence[str] = ()) -> dict[str, Numbers]:
         claim, sets = self.claim, sets or self.claim.sets

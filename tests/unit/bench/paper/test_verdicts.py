@@ -107,6 +107,13 @@ def test_few_prompts_decide_nothing(steps: list[list[float]]) -> None:
     assert (found.verdict, found.why) == ("undecided", TOO_FEW)
 
 
+def test_runs_of_the_same_prompts_are_no_more_prompts() -> None:
+    """Guards against four prompts that decide a claim because they are counted for each run."""
+    fast, slow = [FAST[:4]], [SLOW[:4]]
+    found = verdict({"order": ("fast", "slow")}, fast_cold=fast, slow_cold=slow, fast_warm=fast, slow_warm=slow)
+    assert (found.verdict, found.why, found.prompts) == ("undecided", TOO_FEW, 8)
+
+
 def test_sets_draw_their_own_prompts() -> None:
     """Guards against sets of one size that all draw the same places, whose intervals are then too wide or narrow."""
     assert not np.array_equal(draws("a", 4), draws("b", 4))
