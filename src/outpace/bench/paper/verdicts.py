@@ -255,7 +255,8 @@ def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]
 def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str:
     rows = [row for row in claim.named_rows if not any(comparison.has(label, row) for label in labels)]
     if rows:
-        return f"no records of {', '.join(rows)} in these runs: quick ones leave them out, or they are not measured yet"
+        where = f"at {', '.join(claim.runs)}" if claim.runs else "in these runs"
+        return f"no records of {', '.join(rows)} {where}: quick runs leave them out, or they are not measured yet"
     if (claim.falls or claim.rises) and sum(comparison.has(label, claim.named_rows[0]) for label in labels) < 2:
         return "too few runs to compare; a full run has them"
     return f"no {METRICS[claim.metric].title} in these records, or not of the same prompts for all rows"
