@@ -69,8 +69,10 @@ class Measured:
         ]
         if "server" in self.options:
             return f"what the server at {self.options['server']} was started with"
-        drafter = self.options["drafter"]
-        return ", ".join([*files, *([f"drafter {drafter['fingerprint']}"] if drafter else [])]) or "nothing"
+        if drafter := self.options["drafter"]:
+            is_own = drafter["kind"] == "draft-lm" and drafter["folder"] is None
+            files.append(f"drafter {drafter['fingerprint']}" + (" (the target's first layers)" if is_own else ""))
+        return ", ".join(files) or "nothing"
 
 
 def measured(

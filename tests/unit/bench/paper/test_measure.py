@@ -301,14 +301,15 @@ def test_a_folder_of_another_target_or_drafter_is_refused(suite: Callable[[], Su
 
 
 def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
-    """Guards against rows of a machine and a drafter under the name of those that measured last."""
+    """Guards against rows of a machine and a drafter under the name of those that measured last, and against a draft
+    model that was not given and is no model of its own."""
     own = suite()
     shown(own, exhibit())
     first, *_ = sorted(own.folder.glob("records/*/*/settings.json"))
     first.write_text(json.dumps(json.loads(first.read_text()) | {"hardware": "Abacus", "git": "0ld"}))
     lines = [json.loads(line) for line in first.with_name("records.jsonl").read_text().splitlines()]
     for line in lines:
-        line["options"]["drafter"] = {"fingerprint": "0ther"}
+        line["options"]["drafter"] = {"kind": "draft-lm", "folder": None, "fingerprint": "0ther"}
     first.with_name("records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = RecordFolder.read(own.folder)
     assert "Abacus" in source.name
@@ -317,7 +318,7 @@ def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     assert "not measured together" in about
     (found,) = write_report("graft", [exhibit()], [source], own.folder)
     started = {line["row"]: line["starts_with"] for line in found.table()}
-    assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther"}
+    assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther (the target's first layers)"}
 
 
 def test_rows_after_another_get_its_share(suite: Callable[[], Suite]) -> None:
