@@ -14,6 +14,7 @@ from outpace.drafters.fusion import FusionLayer
 from outpace.drafters.packing import pack_net
 from outpace.kernels.exact import COMPILED
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.compiled_decoder import CompiledDecoder
 from outpace.models.target import PackedTarget
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.drafters.source.test_domino_cost import propose
@@ -143,6 +144,27 @@ def test_a_head_that_corrects_nothing_is_compiled(monkeypatch: pytest.MonkeyPatc
     """Guards against a kernel that is called wrong because both results are zero, as where training begins."""
     source, _ = drafted("domino", monkeypatch, lambda net, patch: net.head.vocabulary_weight.zero_(), "on")
     assert source.computed_by["head"] == COMPILED
+
+
+@pytest.mark.parametrize(
+    ("rows", "value", "is_compiled"),
+    [([0], 3.0, True), ([0, 1], 3.0, False), ([0], torch.nan, False), ([5], torch.inf, False)],
+)
+def test_a_sink_that_bfloat16_rounds_is_no_other_result(
+    rows: list[int], value: float, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against SmolLM2 in Python, at 33 ms per token for 9.5, because the modules in bfloat16 round the huge
+    activations of its first token more coarsely than kernels do; and against kernels that compute NaN."""
+    run = CompiledDecoder.run
+
+    def off(self: CompiledDecoder, *inputs: Any) -> tuple[Tensor, dict[int, Tensor]]:
+        hidden, taps = run(self, *inputs)
+        taps[2][rows] *= value
+        return hidden, taps
+
+    monkeypatch.setattr(CompiledDecoder, "run", off)
+    target = PackedTarget(stock_model(tiny_config("llama"), ATTENTION_NAME).bfloat16(), 256, 2, ())
+    assert (target.compiled is not None) == is_compiled
 
 
 def changed_target(change: str, monkeypatch: pytest.MonkeyPatch) -> PackedTarget:
