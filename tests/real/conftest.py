@@ -21,6 +21,8 @@ def loaded() -> outpace.Model:
 
 @pytest.fixture
 def exact(loaded: outpace.Model) -> outpace.Model:
-    """In float32, with nothing that another test's requests taught or left in a cache."""
+    """In float32, with nothing that another test's requests taught or left in a cache, and with a prefix cache, which
+    certificates turn off."""
     loaded.reset()
+    loaded.engine.shares_prefixes = True
     return loaded
