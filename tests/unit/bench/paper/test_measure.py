@@ -13,7 +13,7 @@ import pytest
 import outpace
 from outpace.api import Model
 from outpace.bench.paper import measure
-from outpace.bench.paper.exhibit import Exhibit
+from outpace.bench.paper.exhibit import Exhibit, Row
 from outpace.bench.paper.measure import MANIFEST, SetRun, Suite, jobs_of
 from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
 from outpace.bench.paper.prompts import PromptSets
@@ -319,6 +319,23 @@ def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     (found,) = write_report("graft", [exhibit()], [source], own.folder)
     started = {line["row"]: line["starts_with"] for line in found.table()}
     assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther (the target's first layers)"}
+
+
+def test_a_share_is_shown_for_each_set(tmp_path: Path) -> None:
+    """Guards against one set's share of retrieval under the name of all: of 15 candidates, below 1/15 is none; and
+    against settings of a replaced row that were never filled in."""
+    run = exhibit().runs[0]
+    shared = Row(name="ROOT", method="graft:reserved={reserved}")
+    replaced = Row(name="DFlash", method="dflash:budget=7,warm={warm}")
+    names = {
+        f"{SetRun(run, of).key} {shared.method}": f"graft:reserved={share},budget=15"
+        for of, share in zip(run.sets, ("0.37", "0.00"), strict=True)
+    }
+    names |= {f"{SetRun(run, of).key} {replaced.method}": "domino:head=false" for of in run.sets}
+    source = RecordFolder(tmp_path, {"names": names})
+    shares = "(SHARE: 0.37 on letters, 0.00 on digits/odd)"
+    assert source.method(run, shared) == f"graft:reserved=SHARE,budget=15 {shares}"
+    assert source.method(run, replaced).startswith("domino:head=false, in place of dflash:budget=7, for which")
 
 
 def test_rows_after_another_get_its_share(suite: Callable[[], Suite]) -> None:

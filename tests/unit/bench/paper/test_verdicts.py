@@ -178,6 +178,22 @@ def test_the_prompts_needed_are_those_of_the_comparison_that_needs_most() -> Non
     assert first < second == verdict({"order": ("a", "b", "c")}, **rows).more_prompts
 
 
+def test_prompts_are_needed_only_for_what_they_would_decide() -> None:
+    """Guards against a number of prompts after a verdict, and against one that no user would measure."""
+    rows = {"a": [SLOW] * 2, "b": [FAST] * 2, "c": [[20.0, 44, 10, 43, 9]] * 2}
+    decided = verdict({"order": ("a", "b", "c")}, **rows)
+    assert (decided.verdict, decided.more_prompts) == ("does not hold", None)
+    level = verdict({"order": ("a", "b")}, a=[[20.0, 30, 20, 30, 20.001]] * 2, b=[[30.0, 20, 30, 20, 20]] * 2)
+    assert (level.verdict, level.more_prompts) == ("undecided", None)
+
+
+def test_a_bound_is_printed_with_the_places_that_it_has() -> None:
+    """Guards against 1.005 that is printed as 1.00, next to a ratio of 1.00 that is above that."""
+    bounds = (1.005, 1.2)
+    printed = [verdict({"rows": ("fast",), "over": "slow", "at_most": bound}, **ROWS).numbers for bound in bounds]
+    assert [text.partition("at most ")[2] for text in printed] == ["1.005", "1.20"]
+
+
 def test_the_first_tokens_of_an_answer() -> None:
     """Guards against rounds after the last token that counts, and one that counts whole where it ends within."""
     rounds = [[3, 4, 10.0], [1, 0, 18.0], [4, 4, 30.0], [2, 4, 40.0]]
