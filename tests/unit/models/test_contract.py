@@ -184,26 +184,6 @@ def test_greedy_decoding_equals_transformers_generate(family: str, variant: str)
 
 @each_family
 @each_dtype
-def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str) -> None:
-    """Guards against numbers that depend on who shares the pass: padding, packed kernels, leaks between slots."""
-    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8)
-    exactness = probe(target)
-    prompts = [random_ids(length, seed=length) for length in (3, 40, 17, 1, 64)]
-    trees = [random_tree(parents, seed=index) for index, parents in enumerate([(-1,), *TREES.values()][:5])]
-    slots = list(range(len(prompts)))
-    chunks = [Chunk(slot, torch.tensor(prompt), True, True) for slot, prompt in zip(slots, prompts, strict=True)]
-    together = target.run_pass(chunks, (), ())[0]
-    packed = target.run_pass((), slots, trees)[1]
-    for prompt, tree, first, outputs in zip(prompts, trees, together, packed, strict=True):
-        slot, last = open_with(target, prompt, slot=7)
-        (alone,) = target.run_pass((), [slot], [tree])[1]
-        assert first.last is not None
-        assert_as_probed(target, exactness, first.last, last)
-        assert_as_probed(target, exactness, outputs, alone)
-
-
-@each_family
-@each_dtype
 def test_chunks_and_trees_of_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str) -> None:
     """Guards against chunks and trees that see each other, outputs in the order of another part, and rows of a prompt
     whose numbers, or whose keys and values, depend on the trees in their pass or on where the prompt was cut."""
