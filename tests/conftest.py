@@ -39,6 +39,14 @@ def no_profiles_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield folder
 
 
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random Llama and its tokenizer; tests that would change it write one of their own."""
+    from tests.unit.models.tiny import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("checkpoint"))
+
+
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a machine without a C++ compiler does: torch's operations, which can be counted and in which faults can be

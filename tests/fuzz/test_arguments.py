@@ -15,17 +15,11 @@ from outpace.methods.catalog import methods, option_kinds
 from tests.fuzz import right
 from tests.fuzz.campaign import Tally, counts
 from tests.fuzz.values import anything, said
-from tests.unit.models.tiny import save_tiny_model
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("arguments"))
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> outpace.Model:
-    return outpace.load(folder, dtype=torch.float32, device="cpu", max_num_seqs=np.int64(3))  # type: ignore[arg-type]
+def model(checkpoint: Path) -> outpace.Model:
+    return outpace.load(checkpoint, dtype=torch.float32, device="cpu", max_num_seqs=np.int64(3))  # type: ignore[arg-type]
 
 
 def finished(answer: Any) -> Any:
@@ -125,11 +119,12 @@ def test_prompts(model: outpace.Model, cases: int) -> None:
 
 
 @counts(100, 700)
-def test_arguments_of_load(folder: Path, cases: int) -> None:
+def test_arguments_of_load(checkpoint: Path, cases: int) -> None:
     """Guards against `load` with an argument of the wrong type that ends in a traceback, minutes later maybe, or that
     is true because it is not empty."""
     tally, rng = Tally("arguments of load"), random.Random(2303)
-    usual: dict[str, Any] = {"model": folder, "method": "plain", "dtype": "float32", "device": "cpu", "profile": False}
+    usual: dict[str, Any] = {"method": "plain", "dtype": "float32", "device": "cpu", "profile": False}
+    usual["model"] = checkpoint
     for case in range(cases):
         name, value = rng.choice(list(right.LOAD)), anything(rng)
         if right.LOAD[name](value):

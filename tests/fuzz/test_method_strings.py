@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import outpace
 from outpace.lib.errors import ModelError
 from outpace.methods.catalog import methods, option_kinds, parse_method
 from tests.fuzz.campaign import Tally, counts
-from tests.unit.models.tiny import save_tiny_model
 
 PROMPT = "hello hello hello"
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
@@ -21,9 +21,8 @@ GLUE = (":", ",", "=", "::", ",,", "==", " ", "%", ":=,")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("strings"))
-    return outpace.load(folder, dtype="float32", device="cpu", profile=False)
+def model(checkpoint: Path) -> outpace.Model:
+    return outpace.load(checkpoint, dtype="float32", device="cpu", profile=False)
 
 
 def text_of(rng: random.Random) -> str:

@@ -25,16 +25,11 @@ from outpace.trees.retrieval.warm_file import Calibration, save_matrix
 from tests.fuzz.mutation import byte_mutants, deep, factor, json_mutants, tensor_mutants
 from tests.fuzz.outcome import Campaign
 from tests.unit.methods.test_presets import write_drafters
-from tests.unit.models.tiny import random_ids, save_tiny_model
+from tests.unit.models.tiny import random_ids
 
 VOCAB = 264
 IDS = [5, 60, 7, 8, 130, 5, 60, 7]
 TEXTS = [random_ids(200, seed, VOCAB) for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +66,11 @@ METHODS = {
 
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", METHODS)
-def test_tables(kind: str, target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+def test_tables(kind: str, checkpoint: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
     """Guards against ids out of range in the middle of an answer, counts of nothing, and rows that are none."""
     method, drafter = METHODS[kind]
     options: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
-    model = outpace.load(str(target), drafter=None if drafter is None else str(drafters[drafter]), **options)
+    model = outpace.load(str(checkpoint), drafter=None if drafter is None else str(drafters[drafter]), **options)
     wanted = model.generate(IDS, max_new_tokens=6, method="plain").token_ids
     whole = tmp_path / "whole.safetensors"
     write(kind, whole, drafters.get(drafter or ""))

@@ -11,7 +11,6 @@ import torch
 
 import outpace
 from outpace.lib.errors import InvalidRequest
-from tests.unit.models.tiny import save_tiny_model
 
 MESSAGE = {"role": "user", "content": "Hi"}
 CHAT = [{"role": "system", "content": "Be brief."}, MESSAGE]
@@ -19,13 +18,8 @@ IDS = [72, 105, 33]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("prompts"))
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> outpace.Model:
-    return outpace.load(folder, dtype="float32", device="cpu", profile=False)
+def model(checkpoint: Path) -> outpace.Model:
+    return outpace.load(checkpoint, dtype="float32", device="cpu", profile=False)
 
 
 def rendered(model: outpace.Model, messages: list[dict[str, str]], **options: Any) -> Any:
@@ -119,16 +113,16 @@ def test_what_is_no_prompt_is_refused_with_a_remedy(model: outpace.Model, prompt
     assert model.engine.is_idle
 
 
-def test_paths_and_torchs_own_words(folder: Path) -> None:
+def test_paths_and_torchs_own_words(checkpoint: Path) -> None:
     """Guards against a path, a dtype of torch's or a device called wrong, and a word like "no", which would be true."""
-    model = outpace.load(folder, "linear", drafter=folder, dtype=torch.float32, device=torch.device("cpu"))
-    assert (model.name, model.drafter) == (str(folder), str(folder))
+    model = outpace.load(checkpoint, "linear", drafter=checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    assert (model.name, model.drafter) == (str(checkpoint), str(checkpoint))
     assert str(model.target.dtype) == "torch.float32"
     with pytest.raises(InvalidRequest, match=r"params=.*is a dict; give outpace\.SamplingParams"):
         model.generate("x", {"temperature": 1.0})  # type: ignore[call-overload]
     for flag in ("exact", "profile", "enable_prefix_caching", "progress"):
         with pytest.raises(InvalidRequest, match=f"{flag}='no': must be True or False"):
-            outpace.load(folder, **{flag: "no"})  # type: ignore[arg-type]
+            outpace.load(checkpoint, **{flag: "no"})  # type: ignore[arg-type]
     for name in ("~nobody-of-this-name/x", "x" * 5000, "a\0b"):
         with pytest.raises(outpace.OutpaceError):
             outpace.load(name)

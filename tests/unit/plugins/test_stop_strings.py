@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 import outpace
-from tests.unit.models.tiny import save_tiny_model
 from tests.unit.plugins.test_transformers import Recorder
 
 PAD = 5
@@ -17,9 +16,8 @@ PROMPTS = ("hello hello", "abcabcabcab", "0101010101?")
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    folder: Path = save_tiny_model(tmp_path_factory.mktemp("stops"))
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+def loaded(checkpoint: Path) -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(checkpoint).eval(), AutoTokenizer.from_pretrained(checkpoint)
 
 
 def asked(loaded: tuple[Any, Any], **options: Any) -> dict[str, Any]:

@@ -11,15 +11,9 @@ import outpace
 from outpace.core.params import LEAST_TEMPERATURE, SamplingParams
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.warp import History, warp
-from tests.unit.models.tiny import save_tiny_model
 
 SMALL = (5e-324, 1e-320, 1e-38, 1e-37, 1e-30, 1e-12, 9.9e-9, 1e-8, 1e-6)
 PROMPT = "hello hello hello"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("cold"))
 
 
 @pytest.mark.parametrize("temperature", SMALL)
@@ -58,15 +52,15 @@ def test_a_large_temperature_keeps_bans() -> None:
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "no kernels"])
-def test_all_doors_say_the_greedy_answer(folder: Path, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_doors_say_the_greedy_answer(checkpoint: Path, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against doors that differ: compiled draws, torch's, rejection, drafts, a conversation, `generate` of
     transformers; all must be greedy decoding at temperatures that leave nothing to chance."""
     if not kernels:
         monkeypatch.setenv("OUTPACE_KERNELS", "off")
-    model = outpace.load(folder, dtype="float32", device="cpu", profile=False)
+    model = outpace.load(checkpoint, dtype="float32", device="cpu", profile=False)
     greedy = model.generate(PROMPT, max_new_tokens=12).token_ids
-    stock: Any = AutoModelForCausalLM.from_pretrained(folder)
-    asked = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt")
+    stock: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
+    asked = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
     for temperature in SMALL:
         for method in ("plain", "recycle", "svip"):
             for verification in ("match", "rejection"):
