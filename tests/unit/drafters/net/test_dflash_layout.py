@@ -108,7 +108,6 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
         both(put("block_size", value=None), put("dflash_config", "block_size", value=None)),
         ["block_size is missing"],
     ),
-    "no theta": (put("rope_theta", value=None), ["rope_theta is missing"]),
     "two thetas": (put("rope_parameters", value={"rope_theta": 5e5}), ["rope_theta=10000.0", "rope_theta=500000.0"]),
     "partial rotation": (put("partial_rotary_factor", value=0.5), ["partial_rotary_factor"]),
     "activation": (put("hidden_act", value="gelu"), ["hidden_act='gelu'"]),

@@ -202,7 +202,6 @@ def changed(**tensors: Tensor) -> Callable[[], Checkpoint]:
         (lambda: file(draft_vocab_size=60), "draft_vocab_size=60 exceeds vocab_size=50"),
         (lambda: file(draft_vocab_size=19), r"int64 \[19\]"),
         (lambda: file(vocab_size=30), "outside vocab_size=30"),
-        (lambda: file(hidden_size=None), "hidden_size is missing"),
         (lambda: file(hidden_size="24"), "hidden_size='24' must be a whole number"),
         (lambda: file(rms_norm_eps="small"), "rms_norm_eps='small'"),
         (lambda: file(hidden_act="gelu"), "hidden_act='gelu'"),

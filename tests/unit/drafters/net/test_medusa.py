@@ -176,8 +176,5 @@ def test_what_does_not_fit_is_named() -> None:
         read_medusa(replace(checkpoint, tensors=heads))
     sized = replace(checkpoint, tensors=heads, config=checkpoint.config | {"vocab_size": 50})
     assert read_medusa(sized).config.head == "target"
-    swapped = checkpoint.tensors | {"medusa_head.1.1.weight": torch.ones(16, 50)}
-    with pytest.raises(ModelError, match=r"heads\.1\.lm_head\.weight has shape \[16, 50\]"):
-        read_medusa(replace(checkpoint, tensors=swapped))
     with pytest.raises(ModelError, match="num_heads is missing"):
         read_medusa(replace(checkpoint, config={}))
