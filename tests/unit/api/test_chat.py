@@ -137,7 +137,7 @@ def test_an_answer_that_is_dropped_ends(model: outpace.Model) -> None:
         gc.enable()
 
 
-def test_a_full_context_is_said_and_survived(model: outpace.Model) -> None:
+def test_a_full_context_is_refused_and_the_conversation_goes_on(model: outpace.Model) -> None:
     """Guards against a conversation that can neither go on nor be reset once it has filled the context."""
     with model.chat(max_new_tokens=5) as conversation:
         said(conversation, "Hi")

@@ -87,7 +87,7 @@ def warned(folder: str, times: int = 2) -> list[warnings.WarningMessage]:
     return [one for one in found if issubclass(one.category, outpace.PerformanceWarning)]
 
 
-def test_missing_kernels_are_told_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_reported_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a quarter of the speed without a word on a machine without a compiler, against a warning at every
     load, and against a warning about what the user chose."""
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
@@ -101,7 +101,7 @@ def test_missing_kernels_are_told_once(folder: str, monkeypatch: pytest.MonkeyPa
     assert warned(folder) == []
 
 
-def test_a_failed_build_is_told_with_its_log(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_is_reported_with_its_log(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against kernels that fail to build in silence, or with a first line of the compiler's output alone."""
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
     monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path)

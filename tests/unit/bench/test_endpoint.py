@@ -106,7 +106,7 @@ def test_copied_text_has_a_column_of_its_own_under_load() -> None:
 
 
 @pytest.mark.parametrize("level", [1, 5])
-def test_so_many_are_in_flight(level: int) -> None:
+def test_as_many_requests_as_asked_are_in_flight(level: int) -> None:
     """Guards against levels that are never reached, or passed."""
     lock, open_now, most, reached = Lock(), [0], [0], Event()
 

@@ -112,7 +112,7 @@ def test_a_request_begins_as_another_ends(model: Model) -> None:
         assert own[0]["group"]["decode_ms"] == pytest.approx(max(ends) - min(record["ttft_ms"] for record in own))
 
 
-def test_equality_is_told_prompt_by_prompt(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equality_is_recorded_prompt_by_prompt(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a difference laid on a neighbour or a whole group, or compared with another prompt's answer."""
     wrong = tuple(model.encode(ITEMS[3].turns[0]))
 
@@ -180,7 +180,7 @@ def test_conversations_go_on_together(model: Model, monkeypatch: pytest.MonkeyPa
         ({"methods": ("plain", "transformers")}, "decodes one prompt at a time; leave 'transformers' out"),
     ],
 )
-def test_batches_that_cannot_be(model: Model, changes: dict[str, Any], complaint: str) -> None:
+def test_impossible_batches_are_refused(model: Model, changes: dict[str, Any], complaint: str) -> None:
     """Guards against requests that wait for a slot while their group is timed, and a batch that is none."""
     with pytest.raises(InvalidRequest, match=complaint):
         BenchRun(model, plan(**changes))

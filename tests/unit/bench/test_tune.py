@@ -119,7 +119,7 @@ def test_plain_decoding_unless_something_surely_beats_it() -> None:
     assert decide(plain, [trial("slow", 0.8), lucky, steady])[0] is steady
 
 
-def test_of_those_that_cannot_be_told_apart_the_simpler_one() -> None:
+def test_the_simpler_one_of_equally_fast_methods_is_chosen() -> None:
     """Guards against a drafter, or more passes or nodes, for a gain that is noise."""
     plain = trial("plain", 1.0)
     union = trial("union", 1.52, has_drafter=True, draft_passes=1.0, drafted=15.0)

@@ -209,7 +209,7 @@ def test_a_peer_that_does_not_load_says_why(fakes: Fakes) -> None:
         fakes.process("broken")
 
 
-def test_a_late_answer_is_nobodys(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_answer_is_not_taken_for_the_next_one(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against the answer of a method that was given up, recorded for another one of its process."""
     process = fakes.process()
     monkeypatch.setattr(processes, "ANSWER_S", 0.1)

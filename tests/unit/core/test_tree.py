@@ -123,9 +123,9 @@ def test_two_trees_with_the_same_depths_are_different_topologies() -> None:
 
 
 @given(parent_lists(), st.randoms(use_true_random=False))
-def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -> None:
-    """Guards against a node left behind an end, one lost beside it, and scores, distributions and counts of other
-    nodes."""
+def test_nodes_that_no_answer_can_reach_are_cut(parents: list[int], source: random.Random) -> None:
+    """Guards against a node that is left below an end, another one that is cut with it, and scores, distributions and
+    counts of other nodes."""
     count = len(parents)
     tokens, drafted = [source.randrange(4) for _ in parents], source.randint(1, count)
     scores = torch.rand(drafted)

@@ -1,4 +1,4 @@
-"""Workloads: what is read, and how a bad file is told."""
+"""Workloads: what is read, and how a bad file is refused."""
 
 import json
 from pathlib import Path

@@ -116,7 +116,7 @@ def test_kernels_that_are_there_or_unwanted(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("said", ["0", "Off", "false"])
-def test_a_switch_that_is_none(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_value_of_the_switch_is_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against kernels that run where a user believes that they do not."""
     monkeypatch.setenv(compiled.VARIABLE, said)
     with pytest.raises(InvalidRequest, match=f"OUTPACE_KERNELS='{said}': must be on or off"):
@@ -143,7 +143,7 @@ def test_threads_that_spin(chosen: dict[str, str], threads: int, remedy: str, mo
     assert said.is_fine is (not remedy)
 
 
-def test_a_host_that_loaded_torch_first_is_told() -> None:
+def test_a_host_that_loaded_torch_first_is_named() -> None:
     """Guards against a doctor who sees the variable that `import outpace` would have set, and not that it was late."""
     script = (
         "import torch; torch.set_num_threads(2); from outpace.doctor.machine import waiting; "

@@ -60,8 +60,8 @@ def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> No
     assert found["drafter"].figures["computed_by"].keys() == {"block", "head"}, "what runs is reported"
 
 
-def test_the_memory_of_a_table_of_gates_is_said(target: Path, random_drafter: Path) -> None:
-    """Guards against gigabytes that nobody is told of, or is told wrongly."""
+def test_the_memory_of_a_table_of_gates_is_reported(target: Path, random_drafter: Path) -> None:
+    """Guards against gigabytes that are not reported, or reported wrongly."""
     text = "domino:gate_table=on"
     model = outpace.load(str(target), text, drafter=str(random_drafter), dtype="float32", device="cpu")
     proposer: Any = model.proposer(text)
@@ -146,7 +146,7 @@ def test_verdicts_on_figures(found: Finding, measured: str, remedy: str) -> None
         ({"positions": 128}, "load with --max-model-len 128, or take a drafter with more positions: beyond 128 "),
     ],
 )
-def test_a_drafter_off_its_ground(changes: dict[str, Any], said: str) -> None:
+def test_a_drafter_that_is_not_used_as_it_was_trained(changes: dict[str, Any], said: str) -> None:
     """Guards against each way to use a drafter as it was not made to be, and against alarm where nothing is wrong."""
     found = drafter(replace(FITS, **changes), DRAFTED)
     assert found.remedy.startswith(said)

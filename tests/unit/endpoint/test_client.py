@@ -96,7 +96,7 @@ def test_a_server_that_stays_busy_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         assert len(seen.bodies) == client.ATTEMPTS
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_does_not_answer_is_an_error() -> None:
     """Guards against a traceback of the HTTP library for a wrong port, and against waiting for it."""
     with serving(lambda path, body: Reply([{}])) as seen:
         pass
@@ -124,7 +124,7 @@ def test_half_a_character_is_refused_before_it_is_sent() -> None:
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:port/v1", "http://host/\udce9"]
 )
-def test_addresses_that_are_none(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     """Guards against a request that cannot be sent, and an error of the HTTP library for it."""
     with pytest.raises(InvalidRequest, match=re.escape(f"endpoint={url!r}: ")):
         Endpoint(url)
@@ -260,6 +260,6 @@ def test_events_do_not_depend_on_where_the_network_cuts() -> None:
         assert list(events(chunks)) == SAID, size
 
 
-def test_half_an_event_is_none() -> None:
+def test_an_incomplete_event_is_dropped() -> None:
     """Guards against half a chunk taken for a whole one where a server breaks off."""
     assert list(events([b"data: whole\n\ndata: ha"])) == ["whole"]

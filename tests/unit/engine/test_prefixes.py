@@ -174,7 +174,7 @@ DONORS: dict[str, Callable[[Engine, Any], Session]] = {
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("method", ["plain", "recycle:budget=8", UNION])
 @pytest.mark.parametrize("donor", DONORS)
-def test_whoever_wrote_a_beginning_gives_it(donor: str, method: str, slots: int) -> None:
+def test_a_beginning_is_taken_from_the_slot_that_holds_it(donor: str, method: str, slots: int) -> None:
     """Guards against rows taken from a slot that holds them no more or not yet, and against one that loses its own."""
     engine, proposer = mindful(max_slots=slots), named(method, VOCAB)
     before = DONORS[donor](engine, proposer)

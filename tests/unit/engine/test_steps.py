@@ -37,7 +37,7 @@ class LateFailure(OracleDrafter):
             raise KeyboardInterrupt
 
 
-def test_nothing_is_counted_or_said_twice() -> None:
+def test_nothing_is_counted_or_returned_twice() -> None:
     """Guards against metrics, events, text and log-probabilities of a round that was taken back."""
     answer = alone(PROMPT, PARAMS)
     params = SamplingParams(max_new_tokens=12, logprobs=1)

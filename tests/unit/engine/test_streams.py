@@ -137,7 +137,7 @@ def test_an_interrupt_while_samples_are_made_leaves_none() -> None:
         assert engine.free_slots == engine.target.max_slots
 
 
-def test_a_lost_request_holds_nobody_else() -> None:
+def test_a_lost_request_keeps_no_other_alive() -> None:
     """Guards against a request that keeps others running after they were dropped: by the frames in the traceback of
     what cut its step short, and in those of whoever asked for its answer."""
     gc.disable()

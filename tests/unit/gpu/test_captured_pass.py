@@ -171,7 +171,7 @@ def test_passes_of_nets(sights: tuple[Sight, ...]) -> None:
 
 
 def test_what_is_recorded_is_bounded_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server that records a graph for every shape until memory is gone, and a deaf switch."""
+    """Guards against a server that records a graph for every shape until memory is gone, and an unused switch."""
     monkeypatch.setattr(capture, "MOST_GRAPHS", 2)
     cpu, rows = torch.device("cpu"), torch.ones(3, 2)
     graphs = Graphs(lambda bucket, rows: (rows * bucket,), 4, cpu)
@@ -215,7 +215,7 @@ def test_a_model_ends_with_its_last_reference() -> None:
         gc.enable()
 
 
-def test_a_pass_is_its_own() -> None:
+def test_results_outlive_the_next_pass_over_the_same_buffers() -> None:
     """Guards against results that the next call over the same buffers writes over."""
     kv = random_world(0, torch.float32, 2, 1, 8)
     run = CapturedPass(kv.kv, lambda plans, rows: (rows + plans[0].rows[:, 2:3],))

@@ -10,7 +10,7 @@ from outpace.lib.errors import ModelError
 from outpace.lib.tensor_file import save_tensors
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """Guards against safetensors' own kind of error, which is no OSError and ends commands with a stack of calls."""
     tensors = {"a": torch.ones(2, 3).T}
     with pytest.raises(ModelError, match=r"a\.safetensors: cannot be written .*No such file.* free some space"):

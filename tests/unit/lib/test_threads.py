@@ -156,7 +156,7 @@ def test_a_host_that_loaded_torch_first_is_warned_once() -> None:
 
 
 @pytest.mark.parametrize(("policy", "count", "is_warned"), [(None, 2, True), ("passive", 2, False), (None, 1, False)])
-def test_threads_that_spin_for_nobody_are_no_reason_to_warn(
+def test_threads_that_keep_no_core_busy_are_no_reason_to_warn(
     policy: str | None, count: int, is_warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a line for threads that sleep, as they do where this package was loaded first, and for a single

@@ -245,7 +245,7 @@ def test_what_is_not_packed_is_not_called_exact() -> None:
     assert "found at load: kernels of a GPU" in said
 
 
-def test_halves_without_instructions_are_told() -> None:
+def test_rounded_weights_are_named_where_16_bits_have_no_instructions() -> None:
     """Guards against float32 in silence where another dtype was asked for."""
     exactness = probe(tiny_target(tiny_config("llama"), torch.float16))
     assert "float32, weights rounded to float16" in exactness.reason

@@ -96,7 +96,7 @@ def test_a_file_of_another_format_is_not_called_incomplete() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
-def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, tmp_path: Path, share: float) -> None:
+def test_a_gguf_cut_off_half_way_is_refused_before_any_weight_is_read(gguf: Path, tmp_path: Path, share: float) -> None:
     """Guards against an interrupted download that loads with weights missing, or fails with a shape mismatch."""
     whole = gguf.read_bytes()
     cut = tmp_path / "cut.gguf"
@@ -156,7 +156,7 @@ def test_keys_are_as_coarse_as_the_weights_were_made(checkpoint: Path) -> None:
         assert load_target(str(checkpoint), dtype, "cpu", None, 1)[0].kv_cache_dtype == kept
 
 
-def test_a_gpu_that_is_not_there_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against falling back to the CPU in silence; "auto" is for that."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

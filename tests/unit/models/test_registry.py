@@ -147,7 +147,7 @@ def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pulling._download_wheel("tiny==1.0", tmp_path)
 
 
-def test_the_reason_of_a_failed_download_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_failed_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against "pip could not download it: [notice] A new release of pip is available": an older pip prints that
     last, and its error before."""
     reason = "ERROR: No matching distribution found for tiny==1.0"

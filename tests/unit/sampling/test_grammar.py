@@ -122,7 +122,7 @@ def test_trees_are_explored_along_their_paths(grammars: Grammars) -> None:
     assert allowed(one, [start, name]) == [colon]
 
 
-def test_forced_text_is_said(grammars: Grammars) -> None:
+def test_forced_text_is_allowed_by_the_mask(grammars: Grammars) -> None:
     """Guards against forced tokens that the mask does not allow: they would be drafted in vain."""
     one, source = constraint(grammars), random.Random(3)
     for _ in range(30):

@@ -80,7 +80,7 @@ def test_keys(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("key", "said"), [(" ", "an empty key"), ("ключ", "other than ASCII")])
-def test_keys_that_guard_nothing_or_that_nobody_can_send(key: str, said: str) -> None:
+def test_empty_keys_and_keys_that_cannot_be_sent_are_refused(key: str, said: str) -> None:
     """Guards against a server that an empty variable opens to everybody, and one that answers to no client."""
     with pytest.raises(InvalidRequest, match=said):
         ServeSettings((NAME,), api_keys=(key,))
@@ -134,7 +134,7 @@ def test_a_client_that_leaves_frees_its_slot(model: Model, stream: bool) -> None
         wait_until(lambda: one.metric("request_success_total", finished_reason="abort") == 4)
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(model: Model) -> None:
+def test_a_client_that_does_not_read_delays_no_other(model: Model) -> None:
     """Guards against an engine that waits for a socket: the answer ends, and in the end so does the connection."""
     with serving(model, send_timeout=1.0) as one:
         body = LONG | {"stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 400}

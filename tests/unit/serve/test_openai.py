@@ -156,7 +156,7 @@ def test_every_option_reaches_the_engine(served: Served) -> None:
         assert expected != plain.text, f"{own} changes nothing, so that the test shows nothing"
 
 
-def test_what_speculation_did_is_told_where_it_is_asked(served: Served) -> None:
+def test_what_speculation_did_is_reported_where_it_is_asked(served: Served) -> None:
     """Guards against a report of another answer's figures, or of plain decoding that claims drafts."""
     body: Any = {"outpace": {"report": True, "method": "recycle:budget=6,warm=none", "verification": "match"}}
     told = served.chat("hello hello hello", max_tokens=40, extra_body=body).choices[0].outpace
@@ -186,7 +186,7 @@ def test_the_extensions_other_fields_reach_the_engine(served: Served, monkeypatc
     assert said[0] != said[1] == own.text
 
 
-def test_ids_and_cached_tokens_are_told(served: Served) -> None:
+def test_ids_and_cached_tokens_are_reported(served: Served) -> None:
     """Guards against training on text that is split anew, and reuse that is counted once for each sample."""
     own = served.model.generate([{"role": "user", "content": "Hi"}], max_new_tokens=12)
     asked: Any = {"extra_body": {"return_token_ids": True}}

@@ -178,7 +178,7 @@ def test_an_interrupted_step_loses_no_other(stop: int, tmp_path: Path) -> None:
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a stack of torch's calls in place of what to do."""
 
     def full(folder: str, safe_serialization: bool) -> None:
@@ -190,7 +190,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         trained.run()
 
 
-def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
     """Guards against hours of training on NaN."""
     objective = LinearObjective()
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
         trainer(tmp_path, objective=objective).run()
 
 
-def test_damaged_state_is_told(tmp_path: Path) -> None:
+def test_a_damaged_state_is_reported(tmp_path: Path) -> None:
     """Guards against a traceback out of a library, or a silent start from nothing."""
     trainer(tmp_path, max_steps=4, epochs=100).run()
     state = next((tmp_path / "states").glob("step-*"))

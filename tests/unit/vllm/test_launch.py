@@ -194,7 +194,7 @@ def test_options_of_vllm_are_refused_by_our_server() -> None:
     assert "engine='sglang': choose outpace or vllm" in str(error)
 
 
-def test_how_vllm_compiles_can_be_said(model: str, started: list[ServeCommand]) -> None:
+def test_settings_that_are_given_to_vllm_replace_ours(model: str, started: list[ServeCommand]) -> None:
     """Guards against an option of ours that nobody can replace, and settings of our proposers that nobody can give."""
     more = ["-cc", '{"mode": 0}', "--additional_config.outpace.slots", "8"]
     assert _serve(model, "--method", "recycle", "--", *more).exit_code == 0
@@ -321,7 +321,7 @@ def test_no_secret_is_printed() -> None:
     assert str(line) == 'VLLM_API_KEY="${VLLM_API_KEY}" ' + shown
 
 
-def test_vllm_is_not_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_does_not_get_our_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against variables of our own command that reach vLLM and are not in the line that is printed."""
     chosen: dict[str, str] = {}
     monkeypatch.setattr(threads, "_CHOSEN", chosen)

@@ -22,7 +22,7 @@ def check(engine: Simulated, prompts: list[list[int]], new: int) -> int:
 
 @pytest.mark.parametrize("taps", [True, False])
 @pytest.mark.parametrize(("paused", "steps"), [(0.0, range(10, 11)), (0.5, range(13, 42))])
-def test_in_quiet_every_step_is_a_round_and_is_heard_of(taps: bool, paused: float, steps: range) -> None:
+def test_without_disturbances_every_step_is_a_round_that_is_observed(taps: bool, paused: float, steps: range) -> None:
     """Guards against rounds that are lost where nothing disturbs: every row drafts at every step and learns of it; and
     against what was said without drafts being read again as a prompt is, which costs a pass of the head."""
     witness = Witness(taps, truth=1.0)
@@ -40,7 +40,7 @@ def test_in_quiet_every_step_is_a_round_and_is_heard_of(taps: bool, paused: floa
 @pytest.mark.parametrize("block", [0, 4])
 @pytest.mark.parametrize("taps", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_scheduler_does_what_is_told_is_true(taps: bool, block: int, seed: int) -> None:
+def test_a_proposer_is_shown_the_truth_whatever_the_scheduler_does(taps: bool, block: int, seed: int) -> None:
     """Guards against states that go with a row when its request has moved, was preempted, left out, cut short or came
     back behind a cached beginning; against features, best ids or verdicts of another request; against slots that two
     share; against passes that were not seen."""
@@ -103,7 +103,7 @@ def test_no_draft_goes_beyond_the_longest_request() -> None:
         assert all(len(one.ids) + len(one.drafts) < 30 for one in engine.requests)
 
 
-def test_drafts_of_somebody_else_are_no_round() -> None:
+def test_drafts_that_were_not_proposed_are_no_round() -> None:
     """Guards against a verdict on tokens that were not proposed."""
     witness = Witness(True, truth=1.0)
     rounds = Rounds(witness, 1, LENGTH, 4, best_ids=best_ids)

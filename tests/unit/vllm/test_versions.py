@@ -18,7 +18,7 @@ def test_tested_versions_are_accepted(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.34.0rc1", "1.0", "dev"])
 def test_other_versions_are_refused_with_a_remedy(version: str) -> None:
-    """Guards against a plugin that goes on in a vLLM nobody tried it with, and an error without the way out."""
+    """Guards against a plugin that goes on in a vLLM it was never tested with, and an error without a remedy."""
     reason = refusal(version)
     assert reason is not None
     assert version in reason

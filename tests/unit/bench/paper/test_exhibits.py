@@ -56,7 +56,7 @@ def test_exhibits_name_methods_tests_and_checks_that_exist(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_what_the_papers_own_numbers_contradict_is_said(paper: str) -> None:
+def test_claims_that_the_papers_own_numbers_contradict_are_marked(paper: str) -> None:
     """Guards against a claim about every set that the paper's own table does not bear out, unnoticed."""
     for exhibit in read_exhibits(paper):
         for claim in exhibit.claims:

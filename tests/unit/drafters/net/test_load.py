@@ -44,7 +44,7 @@ def write_all(folder: Path) -> None:
         {"architectures": "LlamaForCausalLMEagle3"},
     ],
 )
-def test_what_is_no_known_drafter_is_none(config: dict[str, Any]) -> None:
+def test_a_config_of_an_unknown_kind_has_no_kind(config: dict[str, Any]) -> None:
     """Guards against a language model taken for a net, and against another method's fields that look alike."""
     assert kind_of_config(config) is None
 
@@ -88,7 +88,7 @@ def test_every_weight_counts(kind: str) -> None:
 
 
 def test_kind_and_config_count() -> None:
-    """Guards against nets of the same weights that draft differently, as with labels shifted by one, told as one."""
+    """Guards against nets of the same weights that draft differently, as with labels shifted by one, taken for one."""
     domino, other = small_domino(), small_domino(shift_label=False)
     other.load_state_dict(domino.state_dict())
     assert isinstance(other, DominoNet)

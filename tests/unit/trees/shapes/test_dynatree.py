@@ -252,7 +252,7 @@ def test_depth_and_breadth_count_nodes(depth: int, breadth: int) -> None:
 
 
 @pytest.mark.parametrize("root_breadth", [1, 2, 4, 5])
-def test_the_pending_token_has_as_many_children_as_is_said(root_breadth: int) -> None:
+def test_the_pending_token_has_as_many_children_as_root_breadth_says(root_breadth: int) -> None:
     """Guards against a root that cannot branch less or more than others, and its number of children given to all."""
     config = FixedTreeConfig(depth=3, breadth=2, root_breadth=root_breadth, min_path_prob=0)
     tree = draft(FixedTree(config), {}, vocab=FEW)

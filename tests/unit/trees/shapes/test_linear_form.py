@@ -91,7 +91,7 @@ def test_the_base_is_told_of_the_chain_by_its_own_numbers() -> None:
         assert told.numbers == tuple(token - 1 for token in told.tokens.tolist()), "node n of the tree says n + 1"
 
 
-def test_who_is_opened_alone_follows_nobody() -> None:
+def test_a_request_that_is_opened_alone_does_not_follow_others() -> None:
     """Guards against drafts under rejection that depend on what others said."""
     form = LinearForm(Fixed(DraftTree.chain(torch.tensor([1, 2]))), 0.3)
     alone, shared = form.open(0, alone=True), form.open(1)

@@ -202,7 +202,7 @@ def test_what_a_grammar_forces_keeps_no_promise() -> None:
     assert states[0].kept == states[1].kept < 0.9
 
 
-def test_a_round_without_trees_asks_nobody() -> None:
+def test_a_round_without_trees_asks_for_no_drafts() -> None:
     """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
     base = Told(toy_draft())
     union = made(base, PRICED)
