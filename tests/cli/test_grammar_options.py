@@ -20,7 +20,7 @@ def test_each_option_names_its_grammar(tmp_path: Path) -> None:
     assert grammar_of(None, None, None) is None
 
 
-def test_bad_options_are_told(tmp_path: Path) -> None:
+def test_bad_options_are_reported(tmp_path: Path) -> None:
     """Guards against two grammars of which one is ignored, and against tracebacks for files that cannot be read."""
     with pytest.raises(InvalidRequest, match="--json-schema and --regex: give one"):
         grammar_of("schema.json", "a", None)

@@ -63,8 +63,8 @@ def test_a_terminal_that_draws_no_bars_gets_lines(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_drafter_that_one_method_uses_is_taken(folder: str) -> None:
-    """Guards against a race refused because its baselines need no drafter, an unknown method told as an unused drafter,
-    and a refusal where nothing is named and the default follows the drafter."""
+    """Guards against a race refused because its baselines need no drafter, an unknown method reported as an unused
+    drafter, and a refusal where nothing is named and the default follows the drafter."""
     options = ("-m", folder, "--drafter", "early-exit:1", "--max-new-tokens", "6", "--json")
     raced = run("bench", "-w", "builtin:1", "--methods", "recycle,linear:budget=2", *options)
     assert raced.exit_code == 0, raced.output

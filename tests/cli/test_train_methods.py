@@ -158,7 +158,7 @@ def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, 
         (("--features", "nowhere"), "features='nowhere': no readable about.json"),
     ],
 )
-def test_a_mistake_is_told_before_answers_are_made(
+def test_a_mistake_is_reported_before_answers_are_made(
     more: tuple[str, ...], complaint: str, target: Path, prompts: Path, tmp_path: Path
 ) -> None:
     """Guards against hours of answers before a word that was mistyped, and an estimate of a run that is refused."""
@@ -193,7 +193,7 @@ def test_a_mistake_is_refused_before_the_target_is_loaded(
     assert not (out / "answers").exists()
 
 
-def test_a_full_disk_is_told_before(
+def test_a_full_disk_is_reported_beforehand(
     target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against hours of training whose drafter cannot be written."""

@@ -127,7 +127,7 @@ def test_warmup_answers_at_a_temperature(folder: str, eagle: str, tmp_path: Path
     assert learned["1", "1"]["tokens"] != learned["1", "2"]["tokens"] != learned["0", "1"]["tokens"]
 
 
-def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an hour of answers thrown away because the file exists: not even the model is looked for."""
     (tmp_path / "there").write_text("")
     for out in (tmp_path / "there", tmp_path / "nowhere" / "warm"):

@@ -116,7 +116,7 @@ def test_slots_behind_an_end_go_to_others(make: Any, temperature: float) -> None
 
 
 @pytest.mark.parametrize("shape", [Chain(), RecyclingTemplate()])
-def test_static_drafts_end_where_nothing_can_be_said(shape: StaticShape) -> None:
+def test_static_drafts_end_where_an_answer_has_to_end(shape: StaticShape) -> None:
     """Guards against draft passes for tokens behind an end, where reading what was drafted costs nothing."""
     source = Asked(blend(0.8, VOCAB))
     proposer = StaticProposer(source, shape, 6, torch.device("cpu"))

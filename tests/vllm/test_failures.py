@@ -70,7 +70,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_an_unsupported_vllm_is_named(tiny: Tiny, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a plugin that works on a vLLM nobody tried: it registers nothing and says so."""
+    """Guards against a plugin that works on a vLLM it was never tested with: it registers nothing and says so."""
     fresh.setattr(versions, "installed_version", lambda: "0.40.0")
     logger = logging.getLogger("vllm.outpace")  # vLLM keeps what stands below its own name to itself
     logger.addHandler(caplog.handler)
@@ -81,7 +81,7 @@ def test_an_unsupported_vllm_is_named(tiny: Tiny, fresh: pytest.MonkeyPatch, cap
     assert "outpace registers nothing: vLLM 0.40.0 is not among the versions" in caplog.text
 
 
-def test_a_plugin_that_throws_is_heard(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_plugin_is_not_swallowed(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:
     """Guards against an error of the plugin's that is swallowed, after which sampling on a CPU would not be guarded."""
 
     def broken() -> None:

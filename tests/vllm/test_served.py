@@ -86,7 +86,7 @@ def test_the_command_is_printed(domino: Endpoint, log: Path) -> None:
     assert said.endswith("--enforce-eager")
 
 
-def test_eight_clients_at_once_are_told_what_plain_decoding_says(domino: Endpoint, model: Model) -> None:
+def test_eight_clients_at_once_get_plain_decodings_answers(domino: Endpoint, model: Model) -> None:
     """Guards against answers that depend on who else asks, or on what was drafted."""
     before = speculation_counts(domino)
     assert _asked(domino, CLIENTS) == _plainly(model)
