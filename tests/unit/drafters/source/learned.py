@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from outpace.core.drafting import GrowingShape
 from outpace.core.protocols import Proposer
+from outpace.core.tree import DraftTree
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
@@ -158,3 +159,12 @@ class Every:
 
     def view(self, slot: int, selected: Tensor | None) -> Tensor:
         return torch.arange(0, self.model.kv.lengths[slot], self.step, dtype=torch.int32)[None, None]
+
+
+def assert_same_trees(found: Sequence[DraftTree], wanted: Sequence[DraftTree]) -> None:
+    """The same shapes and tokens, and scores but for rounding."""
+    for one, other in zip(found, wanted, strict=True):
+        assert one.topology.parents == other.topology.parents
+        assert one.tokens.tolist() == other.tokens.tolist()
+        if one.scores is not None:
+            torch.testing.assert_close(one.scores, other.scores, atol=1e-4, rtol=1e-4)

@@ -23,9 +23,8 @@ from outpace.models.loading.int4 import quantized, weights_of_model
 from outpace.models.packed import PackedModel, PassPart
 from outpace.models.target import PackedTarget
 from outpace.testing import decode
-from outpace.trees.proposer import EmptyDraft
 from tests.pairwise import covering
-from tests.unit.drafters.source.test_self_draft import PROMPTS, proposer_for
+from tests.unit.drafters.source.test_self_draft import PROMPTS, decoded_twice, proposer_for
 from tests.unit.models.test_int4 import sized
 from tests.unit.models.tiny import (
     FAMILIES,
@@ -60,16 +59,12 @@ def test_lossless(options: str, temperature: float, dtype: torch.dtype) -> None:
     behind a prefix that was copied."""
     target = target_of(dtype=dtype)
     params = [SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed) for seed in range(3)]
-    plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
     proposer = proposer_for(target, f"self:bits=4,{options}")
-    engine = Engine(target, prefill_chunk=16)
-    for _ in range(2):
-        together = decode(engine, PROMPTS, params, [proposer] * 3)
-        assert [one.generated for one in together] == [one.generated for one in plain]
+    for together in decoded_twice(target, proposer, params):
         assert all(one.metrics.drafted for one in together), "a context that is seen whole is drafted for, too"
         assert "select" in options or all(one.metrics.accepted > 15 for one in together)
     (alone,) = decode(Engine(target), PROMPTS[:1], params[:1], [proposer])
-    assert alone.generated == plain[0].generated
+    assert alone.generated == together[0].generated
 
 
 @pytest.mark.parametrize("family", FAMILIES)

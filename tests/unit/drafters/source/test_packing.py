@@ -17,7 +17,7 @@ from outpace.kernels.linear import KernelLinear
 from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.testing import decode
 from tests.unit.drafters.net.small import attention
-from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
+from tests.unit.drafters.source.learned import KINDS, assert_same_trees, proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.models.tiny import drawn, random_ids, tiny_config, tiny_target
 
@@ -90,8 +90,4 @@ def test_drafts_of_a_table_of_gates_are_the_same(kind: str, pool: int | None, sh
     read, computed = (source_of(kind, target, pack=True, pool=pool, gate_table=wish) for wish in (True, False))
     assert read._table is not None
     assert computed._table is None
-    for one, other in zip(propose(shape, read, 3), propose(shape, computed, 3), strict=True):
-        assert one.topology.parents == other.topology.parents
-        assert one.tokens.tolist() == other.tokens.tolist()
-        if one.scores is not None:
-            torch.testing.assert_close(one.scores, other.scores, atol=1e-4, rtol=1e-4)
+    assert_same_trees(propose(shape, read, 3), propose(shape, computed, 3))

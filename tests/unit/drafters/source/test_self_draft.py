@@ -18,6 +18,7 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.self_draft.selectors import CHUNK, OBSERVED, Chunks, OfPrompt, Snap, Window
 from outpace.drafters.self_draft.source import SelfDraft
 from outpace.engine.engine import Engine
+from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.target import PackedTarget
@@ -45,6 +46,18 @@ def proposer_for(target: PackedTarget, text: str) -> Any:
     return build_proposer(parse_method(text), around)
 
 
+def decoded_twice(
+    target: PackedTarget, proposer: Any, params: Sequence[SamplingParams]
+) -> tuple[list[Session], list[Session]]:
+    """Answers to all prompts, which are plain decoding's, and the same again from the prefix cache."""
+    plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
+    engine = Engine(target, prefill_chunk=16)
+    first, second = (decode(engine, PROMPTS, params, [proposer] * 3) for _ in range(2))
+    for together in (first, second):
+        assert [one.generated for one in together] == [one.generated for one in plain]
+    return first, second
+
+
 @pytest.mark.parametrize(
     ("options", "temperature", "pack"), covering(list(product(OPTIONS, [0.0, 1.0], [False, True])))
 )
@@ -54,15 +67,11 @@ def test_lossless(options: str, temperature: float, pack: bool) -> None:
     copied."""
     target = tiny_target(tiny_config("llama"), pack=pack)
     params = [SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed) for seed in range(3)]
-    plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
     proposer = proposer_for(target, f"magicdec:keep={KEEP},{options}")
-    engine = Engine(target, prefill_chunk=16)
-    for _ in range(2):  # the second time from the prefix cache
-        together = decode(engine, PROMPTS, params, [proposer] * 3)
-        assert [one.generated for one in together] == [one.generated for one in plain]
+    _, together = decoded_twice(target, proposer, params)
     assert together[0].metrics.reused_tokens > KEEP
     assert all(one.metrics.drafted for one in together[::2])
-    for prompt, own, expected in zip(PROMPTS, params, plain, strict=True):
+    for prompt, own, expected in zip(PROMPTS, params, together, strict=True):
         (alone,) = decode(Engine(target), [prompt], [own], [proposer])
         assert alone.generated == expected.generated
 

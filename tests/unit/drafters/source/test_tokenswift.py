@@ -21,10 +21,9 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.packed import layers_of
 from outpace.testing import decode
 from outpace.testing.toy import draft_request, no_draft_model
-from outpace.trees.proposer import EmptyDraft
 from tests.pairwise import covering
 from tests.unit.drafters.source.learned import proposer_of, random_net
-from tests.unit.drafters.source.test_self_draft import PROMPTS, proposer_for
+from tests.unit.drafters.source.test_self_draft import PROMPTS, decoded_twice, proposer_for
 from tests.unit.models.tiny import VOCAB, open_with, random_ids, stock_model, tiny_config, tiny_target
 
 KEEP = 24
@@ -49,12 +48,7 @@ def test_lossless(options: str, temperature: float, pack: bool) -> None:
         SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed, repetition_penalty=1.2, penalty_window=16)
         for seed in range(3)
     ]
-    plain = decode(Engine(target), PROMPTS, params, [EmptyDraft()] * 3)
-    proposer = proposer_for(target, f"tokenswift:keep={KEEP},{options}")
-    engine = Engine(target, prefill_chunk=16)
-    for _ in range(2):  # the second time from the prefix cache
-        together = decode(engine, PROMPTS, params, [proposer] * 3)
-        assert [one.generated for one in together] == [one.generated for one in plain]
+    _, together = decoded_twice(target, proposer_for(target, f"tokenswift:keep={KEEP},{options}"), params)
     assert together[0].metrics.reused_tokens > KEEP
     assert all(one.metrics.drafted for one in together), "the short prompt's once its answer is long enough"
 

@@ -4,7 +4,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
@@ -12,7 +11,7 @@ from outpace.gpu.capture import VARIABLE
 from outpace.models.target import PackedTarget
 from outpace.testing import assert_lossless
 from tests.lossless.led import LedSource
-from tests.unit.drafters.source.learned import proposer_of, source_of
+from tests.unit.drafters.source.learned import assert_same_trees, proposer_of, source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.gpu.worlds import DEVICE, target_of
 from tests.unit.models.tiny import random_ids
@@ -44,11 +43,7 @@ def test_trees_are_those_without_buffers(kind: str, shape: str, monkeypatch: pyt
         graphs._function = Mock(wraps=graphs._function)
         found[wish] = [tree for count in (3, 1, 2) for tree in propose(shape, source, count, str(DEVICE))]
         assert graphs._function.called == (wish == "on")
-    for one, other in zip(found["on"], found["off"], strict=True):
-        assert one.topology.parents == other.topology.parents
-        assert one.tokens.tolist() == other.tokens.tolist()
-        if one.scores is not None:
-            torch.testing.assert_close(one.scores, other.scores, atol=1e-4, rtol=1e-4)
+    assert_same_trees(found["on"], found["off"])
 
 
 @pytest.mark.costly
