@@ -25,6 +25,7 @@ from outpace.trees.union.reference import ReferenceGrower
 from tests.native.script import Loaded, Script
 from tests.unit.kernels.test_attention import TREE, World
 from tests.unit.kernels.test_blocks import extremes, random_weight
+from tests.unit.models.tiny import drawn
 from tests.unit.trees.union.worlds import random_world
 
 ROWS = 37
@@ -38,10 +39,6 @@ ATTENDED = (
 QUANTIZED = {BlockFormat.Q4_K: 0.06, BlockFormat.Q6_K: 0.02, BlockFormat.Q5_0: 0.05, BlockFormat.Q8_0: 6e-3}
 """What rows may be off by, of the largest number, in each format that they are quantised to."""
 THREADS = 2
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def add_products(script: Script) -> None:
