@@ -22,7 +22,6 @@ from outpace.drafters.training.losses import (
     FEW_ROWS,
     GPU_SCORES,
     Compared,
-    Loss,
     LossVocabulary,
     VocabularySettings,
     depth_weights,
@@ -80,20 +79,13 @@ class DFlashObjectiveSettings(VocabularySettings):
     labels: Labels = Field(
         default="tokens", description="tokens, as the authors; or target-softmax, the distributions they came from."
     )
-    loss: Loss = Field(
-        default="ce",
-        description="ce: cross-entropy; tv-mix: a tenth of it and 0.9 of the sum of differences (DSpark); lk: KL, and "
-        "the more total variation the more drafts are accepted (LK losses). The last two need labels=target-softmax.",
-    )
     depth_weights: Literal["decay", "d-pace"] = Field(
         default="decay",
         description="decay: as gamma says; d-pace: by the tokens that a round may still gain there (D-PACE).",
     )
 
     @model_validator(mode="after")
-    def _check_loss(self) -> Self:
-        if self.loss != "ce" and self.labels != "target-softmax":
-            raise ValueError(f"loss={self.loss}: compares with distributions; set objective.labels=target-softmax")
+    def _check_gamma(self) -> Self:
         if self.depth_weights == "d-pace" and self.gamma is not None:
             raise ValueError(f"gamma={self.gamma}: does nothing with depth_weights=d-pace; leave it out")
         return self
@@ -145,7 +137,7 @@ class DFlashObjective(Objective):
         outputs [A, D, H] after anchors."""
 
         def losses(hidden: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
-            found, accepted = row_losses(rows.logits(hidden), rows.labels(truth), rows.loss)
+            found, accepted = row_losses(rows.logits(hidden), rows.labels(truth))
             weights = rows.weigh(cells, accepted)
             return torch.stack([(found * weights).sum(), weights.sum()])
 
@@ -179,10 +171,9 @@ class DFlashObjective(Objective):
             before = anchors.positions[:, None] + torch.arange(depth, device=ids.device)  # of the token before each
             rows = anchors.rows[:, None].expand_as(own)
             truth = batch.features[rows[own], before[own], -self.target.hidden_size :]
-        settings = self.settings
-        gamma = settings.gamma or default_gamma(self.net.config.block_size)
-        decay = depth_weights(depth, gamma, ids.device) if settings.depth_weights == "decay" else None
-        return SupervisedRows(own, truth, decay, settings.loss, compared, self.target)
+        gamma = self.settings.gamma or default_gamma(self.net.config.block_size)
+        decay = depth_weights(depth, gamma, ids.device) if self.settings.depth_weights == "decay" else None
+        return SupervisedRows(own, truth, decay, compared, self.target)
 
 
 def build_dflash(
@@ -287,7 +278,6 @@ class SupervisedRows:
     own: Tensor
     truth: Tensor
     decay: Tensor | None
-    loss: Loss
     compared: Compared
     target: FrozenTarget
 

@@ -43,7 +43,7 @@ class DFlash2Objective(NeighbourObjective):
 
         def losses(hidden: Tensor, left: Tensor, truth: Tensor, places: Tensor, cells: Tensor) -> Tensor:
             scores = rows.logits(hidden)
-            of_base, accepted = row_losses(scores, rows.labels(truth), rows.loss)
+            of_base, accepted = row_losses(scores, rows.labels(truth))
             weights = rows.weigh(cells, accepted)
             base = (of_base * weights).sum()
             best = scores[:, : len(right)].topk(count).indices  # [R, k]

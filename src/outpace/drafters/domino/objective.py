@@ -95,8 +95,8 @@ class DominoObjective(DFlashObjective):
         def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
             moved = scores + self._correction(hidden, states, corrected, scores.shape[1])
-            of_base, _ = row_losses(scores, labels, rows.loss)
-            of_final, accepted = row_losses(moved, labels, rows.loss)
+            of_base, _ = row_losses(scores, labels)
+            of_final, accepted = row_losses(moved, labels)
             weights = rows.weigh(cells, accepted)
             base, final = ((found * weights).sum() for found in (of_base, of_final))
             # With lambda = 0 the base needs no gradient.

@@ -38,7 +38,6 @@ class DSparkObjectiveSettings(DFlashObjectiveSettings):
     labels: Literal["target-softmax"] = Field(
         default="target-softmax", description="The loss compares with the target's distributions."
     )
-    loss: Literal["tv-mix"] = Field(default="tv-mix", description="Its own, with cross-entropies of the true tokens.")
 
 
 class DSparkObjective(NeighbourObjective):

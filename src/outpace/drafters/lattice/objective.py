@@ -67,7 +67,7 @@ class LatticeObjective(DFlashObjective):
         def losses(hidden: Tensor, before: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
             candidates = self._candidates(scores)
-            of_base, accepted, *entries = losses_and_candidates(scores, labels, rows.loss, candidates)
+            of_base, accepted, *entries = losses_and_candidates(scores, labels, candidates)
             weights = rows.weigh(cells, accepted)
             base = (of_base * weights).sum()
             pair = (self._pair_losses(rows, labels, candidates, entries, hidden, before) * weights).sum()

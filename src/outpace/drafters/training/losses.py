@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -15,9 +15,6 @@ from outpace.drafters.training.batch import Facts
 from outpace.drafters.training.settings import Section
 from outpace.lib.errors import InvalidRequest
 
-Loss = Literal["ce", "tv-mix", "lk"]
-CE_SHARE = 0.1  # DSpark
-LK_DECAY = 3.0  # LK losses, hybrid
 SMALLEST = 1e-6  # least probability of all ids that are not candidates, a limit of float32
 PACE_FLOOR = 0.5  # D-PACE's alpha, the least acceptance that a draft counts with
 ROWS_AT_ONCE = 1024
@@ -95,30 +92,26 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
         labels: ids [R], or distributions [R, V].
         weights: [R].
     """
-    return (row_losses(logits, labels, "ce")[0] * weights).sum()
+    return (row_losses(logits, labels)[0] * weights).sum()
 
 
-def row_losses(logits: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Losses [R] of logits [R, V], in float32 at least; and without gradients how likely each row's draft is accepted,
-    [R]: the probability of the true id, or the overlap of the two distributions.
+def row_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropies [R] of logits [R, V], in float32 at least; and without gradients how likely each row's draft is
+    accepted, [R]: the probability of the true id, or the overlap of the two distributions.
 
     Args:
         logits: [R, V].
-        labels: ids [R], or distributions [R, V], which losses other than "ce" need.
+        labels: ids [R], or distributions [R, V].
     """
-    losses, accepted, _, _ = losses_and_candidates(
-        logits, labels, loss, logits.new_empty(len(logits), 0, dtype=torch.long)
-    )
+    losses, accepted, _, _ = losses_and_candidates(logits, labels, logits.new_empty(len(logits), 0, dtype=torch.long))
     return losses, accepted
 
 
-def losses_and_candidates(
-    logits: Tensor, labels: Tensor, loss: Loss, candidates: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def losses_and_candidates(logits: Tensor, labels: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `row_losses`, and also the log-probabilities [R, C] of candidates, and that [R] of all other ids together. One
     pass over [R, V] gives all gradients. `candidates`: [R, C], different indices of logits."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    made: tuple[Tensor, Tensor, Tensor, Tensor] = _RowLosses.apply(wide, labels, loss, candidates)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, Tensor, Tensor, Tensor] = _RowLosses.apply(wide, labels, candidates)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -126,56 +119,33 @@ class _RowLosses(torch.autograd.Function):
     """Computes its gradient in place: tensors [R, V] take most of a small drafter's time."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, loss: Loss, candidates: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         log_probs = torch.log_softmax(logits, dim=-1)
         own = log_probs.gather(1, candidates)  # [R, C]
         rest = (1 - own.exp().sum(dim=-1)).clamp_min(SMALLEST)
-        if not labels.is_floating_point():
-            assert loss == "ce", f"{loss} compares with distributions"
-            losses = -log_probs.gather(1, labels[:, None])[:, 0]
-            accepted, share = torch.exp(-losses), torch.ones_like(losses)
-            probs = log_probs.exp_()
-        else:
-            entropies = -(log_probs * labels).sum(dim=-1)
+        if labels.is_floating_point():
+            losses = -(log_probs * labels).sum(dim=-1)
             probs = log_probs.exp_()
             accepted = torch.minimum(probs, labels).sum(dim=-1)
-            if loss == "ce":
-                share, losses = torch.ones_like(accepted), entropies
-            elif loss == "tv-mix":
-                share = torch.full_like(accepted, CE_SHARE)
-                losses = CE_SHARE * entropies + (1 - CE_SHARE) * 2 * (1 - accepted)
-            else:
-                share = torch.exp(-LK_DECAY * accepted)
-                divergences = entropies + torch.xlogy(labels, labels).sum(dim=-1)
-                losses = share * divergences + (1 - share) * (1 - accepted)
-        ctx.save_for_backward(probs, labels, share, candidates, own, rest)
-        ctx.rate = 2.0 if loss == "tv-mix" else 1.0  # of the total variation distance
+        else:
+            losses = -log_probs.gather(1, labels[:, None])[:, 0]
+            probs, accepted = log_probs.exp_(), torch.exp(-losses)
+        ctx.save_for_backward(probs, labels, candidates, own, rest)
         ctx.mark_non_differentiable(accepted)
         return losses, accepted, own, rest.log()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor, _: Tensor, of_own: Tensor, of_rest: Tensor) -> tuple[Tensor | None, ...]:
-        probs, labels, share, candidates, own, rest = ctx.saved_tensors
+        probs, labels, candidates, own, rest = ctx.saved_tensors
         outside = of_rest / rest  # d log(1 - sum of p) = -(sum of dp) / rest
-        scale = outer * share - of_own.sum(dim=-1) + outside * (1 - rest)
-        far = ctx.rate * (1 - share)  # of the total variation distance, whose gradient is p (sum of p[p < q] - [p < q])
-        gradient = probs
-        if bool(far.any()):
-            below = gradient < labels
-            lost = (gradient * below).sum(dim=-1)
-            scale = scale + outer * far * lost
-            gradient = gradient * (scale[:, None] - (outer * far)[:, None] * below)
-        else:
-            gradient = gradient.mul_(scale[:, None])
+        gradient = probs.mul_((outer - of_own.sum(dim=-1) + outside * (1 - rest))[:, None])
         if labels.is_floating_point():
-            gradient.addcmul_(labels, (outer * share)[:, None], value=-1)
+            gradient.addcmul_(labels, outer[:, None], value=-1)
         else:
             gradient[torch.arange(len(labels), device=labels.device), labels] -= outer
         gradient.scatter_add_(1, candidates, of_own - outside[:, None] * own.exp())
-        return gradient, None, None, None
+        return gradient, None, None
 
 
 def depth_weights(depth: int, gamma: float, device: torch.device) -> Tensor:

@@ -24,8 +24,7 @@ from outpace.drafters.dflash.objective import (
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training import attention
 from outpace.drafters.training.batch import Batch, Facts, all_anchors, random_anchors
-from outpace.drafters.training.losses import Loss, row_losses
-from outpace.drafters.training.settings import merged_settings
+from outpace.drafters.training.losses import row_losses
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
@@ -54,12 +53,10 @@ def trained(kind: str) -> DFlashObjective:
     return objective
 
 
-@pytest.mark.parametrize("loss", ["ce", "lk"])
-def test_blocks_may_be_weighted_by_what_they_may_gain(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
+def test_blocks_may_be_weighted_by_what_they_may_gain(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against D-PACE's weights from a part of a block, or from probabilities of another row."""
-    labels = "tokens" if loss == "ce" else "target-softmax"
-    chosen = {"depth_weights": "d-pace", "loss": loss, "labels": labels}
-    objective = blocks.wild(fresh(loss=chosen))
+    objective = blocks.wild(fresh(loss={"depth_weights": "d-pace", "labels": labels}))
     batch = blocks.short(objective.taps)
     anchors = all_anchors(batch)
     ids, own = anchors.followed(batch, objective.depth)
@@ -69,10 +66,10 @@ def test_blocks_may_be_weighted_by_what_they_may_gain(loss: Loss, monkeypatch: p
         reached, terms = 1.0, []
         for depth in range(int(own[at].sum())):
             truth = ids[at, depth][None]
-            if loss == "lk":
+            if labels == "target-softmax":
                 read = batch.features[anchors.rows[at], anchors.positions[at] + depth, -objective.target.hidden_size :]
                 truth = objective.target.logits(read[None]).double().softmax(dim=-1)
-            found, accepted = row_losses(objective.target.logits(hidden[at, depth][None]).double(), truth, loss)
+            found, accepted = row_losses(objective.target.logits(hidden[at, depth][None]).double(), truth)
             reached *= 0.5 + 0.5 * accepted.item()
             terms.append((found.item(), reached))
         weights = [sum(gained for _, gained in terms[depth:]) for depth in range(len(terms))]
@@ -83,12 +80,6 @@ def test_blocks_may_be_weighted_by_what_they_may_gain(loss: Loss, monkeypatch: p
         made = objective(batch, 0.0)
         assert made["loss"].item() == pytest.approx(loss_sum, rel=1e-4)
         assert made["weight"].item() == pytest.approx(weight_sum, rel=1e-4)
-
-
-def test_a_loss_of_distributions_needs_them() -> None:
-    """Guards against a setting that is ignored, or fails in the first step."""
-    with pytest.raises(InvalidRequest, match=r"loss=lk: .* set objective\.labels=target-softmax"):
-        merged_settings("domino", None, ["objective.loss=lk"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
