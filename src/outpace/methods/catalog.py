@@ -91,9 +91,9 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         # DFlash: the block, of 16 in Domino's and Graft's tables, is the drafter's, so that no budget is stated here.
         "dflash": {**_LIKELIEST},
         # Domino, 4.1: all ids are corrected, and the block [x_t, MASK, ...] drafts B - 1 tokens; the authors' code
-        # drafts B with shifted labels, which is every_position=true. How it drafts at T = 1 the paper leaves open; the
-        # runtime of section 4.3 takes the most likely after the first token.
-        "domino": {"every_position": False, "pool": 0, **_LIKELIEST},
+        # drafts B with shifted labels. How it drafts at T = 1 the paper leaves open; the runtime of section 4.3 takes
+        # the most likely after the first token.
+        "domino": {"pool": 0, **_LIKELIEST},
         # Graft, appendix F: a chain cut where it is uncertain, retrieval at its tail, no more rows than the block.
         # It gives no number for the cut: min_prob is the default, which is ours.
         "graft-dflash": {"shape": "cut", "place": "tail", **_LIKELIEST},

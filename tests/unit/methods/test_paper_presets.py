@@ -31,9 +31,7 @@ TREES: dict[str, dict[str, Any]] = {
     },
     # Domino, section 4.1.
     "dflash": {"budget": None, "shape": "chain", "vocabulary": "all", "noise": False, "retrieve": "none"},
-    "domino": {
-        "budget": None, "shape": "chain", "vocabulary": "all", "noise": False, "pool": 0, "every_position": False,
-    },
+    "domino": {"budget": None, "shape": "chain", "vocabulary": "all", "noise": False, "pool": 0},
     # DynaTree, section 3.3 and appendix A; what these leave open is from the authors' code.
     "dynatree": {
         "budget": 256, "shape": "dynatree", "depth": 8, "base_depth": 5, "min_breadth": 1, "mid_breadth": 2,
@@ -107,7 +105,7 @@ def test_settings_of_another_shape_are_left_out() -> None:
 def test_a_preset_is_spelled_out_wherever_a_method_is_written() -> None:
     """Guards against a text that cannot be read back, or whose order changes from run to run, as that of a set does."""
     spec = parse_method("domino:as=paper")
-    assert str(spec) == "domino:noise=false,vocabulary=all,every_position=false,pool=0"
+    assert str(spec) == "domino:noise=false,vocabulary=all,pool=0"
     assert parse_method(str(spec)) == spec == method("domino", **{"as": "paper"})
 
 

@@ -93,7 +93,7 @@ def load(target: Path, method: str, drafter: Path | str | None = None, dtype: st
         "dart:budget=12,depth=4,breadth=3", "dart:shape=beam,budget=12,depth=4,breadth=3", "dart:shape=chain",
         "dart:shape=dynatree,budget=12", "medusa", "medusa:shape=beam,budget=12,depth=3,breadth=3",
         "tokenswift:keep=17,budget=12", "dflash", "dflash:shape=beam,budget=12,depth=3,breadth=3", "domino",
-        "domino:every_position=true,pool=0", "domino:head=false",
+        "domino:head=false",
         "domino:shape=fixed,budget=12,pool=20,depth=3,breadth=2,min_path_prob=0",
         "domino:shape=gated,budget=12,breadth=3,checkpoints=1/2,kept=8/24,thresholds=0.01/0.01",
         "domino:shape=dynatree,budget=12,depth=3,base_depth=2,min_path_prob=1e-6",
@@ -253,13 +253,11 @@ def test_the_union_drafts_with_what_was_given(target: Path, drafters: dict[str, 
 def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a request for more drafts than a block has that is cut in silence, and one whose further nodes
     retrieval fills that is refused."""
-    for method, most in (("dflash", 5), ("domino", 5), ("domino:every_position=true", 6)):
-        options, folder = f"{method}{',' if ':' in method else ':'}budget=", drafters[method.partition(":")[0]]
-        complaint = f"budget={most + 1}, but a block of this drafter drafts {most} tokens"
-        with pytest.raises(InvalidRequest, match=complaint):
-            load(target, f"{options}{most + 1}", folder)
-        load(target, f"{options}{most}", folder)
-        load(target, f"{options}{most + 1},retrieve=suffix", folder)
+    for method in ("dflash", "domino"):
+        with pytest.raises(InvalidRequest, match="budget=6, but a block of this drafter drafts 5 tokens"):
+            load(target, f"{method}:budget=6", drafters[method])
+        load(target, f"{method}:budget=5", drafters[method])
+        load(target, f"{method}:budget=6,retrieve=suffix", drafters[method])
 
 
 VOCABULARY = {"vocab_size": 300, "draft_vocab_size": 300}, "vocab_size=300 of the drafter: the target has 264"

@@ -129,8 +129,8 @@ class DFlashObjective(Objective):
 
     @property
     def _trained(self) -> int:
-        """Number of drafts of a block that are trained."""
-        return self.depth
+        """Number of positions of a block that are trained: all that predict a token."""
+        return self.net.config.block_size - self.net.config.draft_position(1)
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: "SupervisedRows", hidden: Tensor, progress: float) -> Tensor:
         """[2 + parts] the loss, its divisor and `parts`, of which only the loss is differentiable. `hidden`: block

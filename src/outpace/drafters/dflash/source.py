@@ -101,7 +101,6 @@ class BlockSource(BaseSource):
         embed: the target's embedding, ids [T] -> [T, H].
         head: the target's LM head, or the rows of it that drafts may come from.
         noise: draft with the request's keyed noise at temperature > 0.
-        depth: tokens to draft; None for all that a block drafts.
 
     Attributes:
         computed_by: for each part of the net "compiled", or "Python, because ...".
@@ -115,7 +114,6 @@ class BlockSource(BaseSource):
         max_length: int,
         max_slots: int,
         noise: bool = True,
-        depth: int | None = None,
     ) -> None:
         self.net, config, weight = net, net.config, net.norm.weight
         self._embed, self._head, self._noise = embed, head, noise
@@ -128,7 +126,7 @@ class BlockSource(BaseSource):
         sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
         self._scores = own_scores_of(head, self._device)
-        self.depth = depth or config.drafts_per_block()
+        self.depth = config.drafts_per_block()
         self._unknown = torch.zeros(1, config.hidden_size, device=self._device)
         self._asked = 0  # number of candidates of a node that the shape reads
         first = config.draft_position(1)

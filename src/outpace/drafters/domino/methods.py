@@ -38,9 +38,6 @@ def pool_size(size: int | None, context: BuildContext, vocabulary: Tensor | None
 class DominoOptions(ModelOptions):
     """Domino."""
 
-    every_position: bool = Field(
-        default=False, description="with shifted labels draft B tokens per block, as the authors do, instead of B - 1"
-    )
     pool: PoolSize = None
     head: bool = Field(default=True, description="off: drafts come from the block's own logits, as DFlash's do")
     gate_table: bool = Field(
@@ -65,12 +62,7 @@ def domino_proposer(
     net, target, head = trained_block(options, context, net_class, method)
     pool = pool_size(options.pool if options.head else 0, context, head.ids)
     shared = (net, target.embedding, head, target.max_length, target.max_slots, options.noise)
-    if options.head:
-        source: BlockSource = DominoSource(
-            *shared, every_position=options.every_position, pool=pool, gate_table=options.gate_table
-        )
-    else:
-        source = BlockSource(*shared, depth=net.config.drafts_per_block(options.every_position))
+    source = DominoSource(*shared, pool, options.gate_table) if options.head else BlockSource(*shared)
     return block_proposer(options, context, source, method)
 
 

@@ -46,11 +46,10 @@ class DominoConfig(DFlashConfig):
         """Whether the causal head corrects the base logits of a depth."""
         return depth > self.pure_draft_prefix_len
 
-    def drafts_per_block(self, every_position: bool = False) -> int:
-        """Number of tokens that a block drafts. `every_position`: with shifted labels the last position predicts a B-th
-        token. True uses it: B drafts, B + 1 verified, as the authors do. False does not: B - 1 drafts, as in SpecForge
-        and SGLang."""
-        return self.block_size if self.shift_label and every_position else self.block_size - 1
+    def drafts_per_block(self) -> int:
+        """Number of tokens that a block drafts: B - 1, as in SpecForge and SGLang. With shifted labels the last
+        position predicts a B-th token, which is trained and, unlike in the authors' code, not drafted."""
+        return self.block_size - 1
 
 
 class DominoHead(nn.Module):

@@ -71,17 +71,13 @@ class DominoObjectiveSettings(DFlashObjectiveSettings):
 
 
 class DominoObjective(DFlashObjective):
-    """A Domino drafter in training. With shifted labels the block's last position is trained too, though by default it
-    drafts nothing (`DominoConfig.drafts_per_block`)."""
+    """A Domino drafter in training. With shifted labels the block's last position is trained too, though it drafts
+    nothing (`DominoConfig.drafts_per_block`)."""
 
     net: DominoNet
     settings: DominoObjectiveSettings
     by_id = ("head.embed_proj.2.weight",)
     parts = ("base", "final")
-
-    @property
-    def _trained(self) -> int:
-        return self.net.config.drafts_per_block(every_position=True)
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         read = anchors.tokens_before(batch, self._trained)  # [A, D]

@@ -35,7 +35,6 @@ class DominoSource(BlockSource):
     node, so that a block feeds trees as well as chains.
 
     Args:
-        every_position: with shifted labels also use the last position, B drafts instead of B - 1.
         pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
         gate_table: read the products of embeddings with the GRU's weight from a table instead of computing them.
     """
@@ -50,12 +49,10 @@ class DominoSource(BlockSource):
         max_length: int,
         max_slots: int,
         noise: bool = True,
-        every_position: bool = False,
         pool: int | None = None,
         gate_table: bool = False,
     ) -> None:
-        depth = net.config.drafts_per_block(every_position)
-        super().__init__(net, embed, head, max_length, max_slots, noise=noise, depth=depth)
+        super().__init__(net, embed, head, max_length, max_slots, noise)
         drafted = head.vocab_size if head.ids is None else len(head.ids)
         self._pool = min(pool or drafted, drafted)
         self._has_pools = self._pool < drafted  # each block's own ids

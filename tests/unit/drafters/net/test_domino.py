@@ -25,7 +25,7 @@ def blocks(count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
 def stepped(net: DominoNet, hidden: Tensor, base: Tensor, embeddings: Tensor) -> dict[int, Tensor]:
     """Final logits [N, V] by depth, as drafting makes them: one token at a time."""
     logits, state = {}, net.head.start(embeddings[:, 0])
-    for depth in range(1, net.config.drafts_per_block(every_position=True) + 1):
+    for depth in range(1, BLOCK + net.config.shift_label):
         position = net.config.draft_position(depth)
         logits[depth] = base[:, position]
         if net.config.corrects(depth):
