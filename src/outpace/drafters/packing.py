@@ -19,11 +19,8 @@ def pack_net(net: nn.Module) -> None:
     make = layers_for(weight.dtype, weight.device)
     if make is None:
         return
-    has_kernels = loaded_kernels() is not None
-    pack_linears(net, SIBLINGS if has_kernels else (), kept=VOCABULARY_LAYERS, make=make)
+    pack_linears(net, () if loaded_kernels() is None else SIBLINGS, kept=VOCABULARY_LAYERS, make=make)
     if isinstance(net, DominoNet) and type(net.head) is DominoHead:
         of_input, of_state = net.head.gate_weights()
         net.head.of_input, net.head.of_state = make(of_input, None), make(of_state, None)
-        if not has_kernels:  # else each source packs the rows that it drafts from
-            net.head.of_low_rank = make(net.head.vocabulary_weight, None)
         pack_linears(net.head.embed_proj, siblings=(), kept=("2",), make=make)

@@ -59,7 +59,6 @@ class DominoHead(nn.Module):
 
     Attributes:
         of_input, of_state: faster forms of the products with `gate_weights`, where a backend has them.
-        of_low_rank: a faster form of the product with W2, likewise.
     """
 
     def __init__(self, config: DominoConfig) -> None:
@@ -74,7 +73,6 @@ class DominoHead(nn.Module):
         )
         self.of_input: nn.Module | None = None
         self.of_state: nn.Module | None = None
-        self.of_low_rank: nn.Module | None = None
         fill_with_nan(self)
 
     def start(self, anchors: Tensor) -> Tensor:
@@ -117,11 +115,7 @@ class DominoHead(nn.Module):
         Returns:
             [R, V].
         """
-        low = self.low_rank(hidden, state)  # [R, r]
-        if self.of_low_rank is None:
-            return nn.functional.linear(low, self.vocabulary_weight)
-        product: Tensor = self.of_low_rank(low)
-        return product
+        return nn.functional.linear(self.low_rank(hidden, state), self.vocabulary_weight)
 
     def low_rank(self, hidden: Tensor, state: Tensor) -> Tensor:
         """silu(W1 [H; S]), [..., r]: its product with rows of `vocabulary_weight` moves the logits of their ids."""
