@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from outpace.kernels.build import loaded_kernels, why_none
 
 COMPILED = "compiled"
-# Limits of the norm of the difference between two ways to compute a short pass, relative to the result. Another formula
-# differs by far more; rounding to bfloat16 and int8 grows from layer to layer.
-_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.25
+# Limits of the differences of rows between two ways to compute a short pass, each relative to its row, on average. A
+# single row may differ by three times as much: bfloat16 and int8 round an attention sink, whose activations are huge,
+# more coarsely (SmolLM2's first token: 0.31). Another formula differs by far more, and no result at all by 1; rounding
+# grows from layer to layer.
+_TOLERANCE, _COARSE_TOLERANCE, _SINGLE = 1e-3, 0.25, 3
 
 
 class NotCompiled(Exception):
@@ -99,15 +101,10 @@ def _check_instance(module: nn.Module) -> None:
 
 
 def check_same(name: str, compiled: Tensor, python: Tensor, is_coarse: bool) -> None:
-    """Raise NotCompiled where a kernel and the Python that it replaces differ by more than rounding. `is_coarse`:
-    computed in bfloat16 or int8."""
-    difference, size = (compiled.float() - python.float()).norm(), python.float().norm()
-    if difference != 0 and not difference / size < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE):
+    """Raise NotCompiled where rows [R, H] of a kernel, or one of them, differ by more than rounding from those of the
+    Python that it replaces. `is_coarse`: computed in bfloat16 or int8."""
+    limit = _COARSE_TOLERANCE if is_coarse else _TOLERANCE
+    difference = (compiled.float() - python.float()).norm(dim=-1)  # [R]
+    relative = torch.where(difference == 0, 0.0, difference / python.float().norm(dim=-1))
+    if not (relative.mean() < limit and relative.max() < _SINGLE * limit):
         raise NotCompiled(f"the kernel computes other results than {name}")
-
-
-def without_the_worst_row(compiled: Tensor, python: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results [R, H] without the row whose relative difference is the largest finite one."""
-    differences = (compiled.float() - python.float()).norm(dim=-1) / python.float().norm(dim=-1)
-    kept = differences.nan_to_num(nan=0.0, posinf=0.0).argsort()[:-1]
-    return compiled[kept], python[kept]
