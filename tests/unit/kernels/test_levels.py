@@ -119,6 +119,14 @@ def test_compilers_are_allowed_what_the_level_needs(level: InstructionLevel) -> 
     assert (defined(level.flags) - defined(plain.flags)) & known == level.needed
 
 
+@pytest.mark.skipif(architecture() != "x86_64" or shutil.which("g++") is None, reason="needs GCC for x86")
+def test_kernels_compile_for_a_xeon_phi() -> None:
+    """Guards against vectors of AVX-512 on a CPU that has it for floats and not for bytes: a checkout compiles for all
+    of a CPU's instructions, and the build failed."""
+    command = ["g++", "-std=c++17", "-w", "-fsyntax-only", "-march=x86-64-v3", "-mavx512f"]
+    subprocess.run([*command, str(levels.SOURCES / "kernels.cpp")], check=True)
+
+
 @pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
 @pytest.mark.parametrize("name", LOADED)
 def test_variables_hold_libraries_down(name: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ constexpr int kMostPacked = kMostTileRows;
 static inline IntLanes add_products(IntLanes sum, CodeLanes codes, int32_t four) {
 #if defined(__AVX512VNNI__)
   return (IntLanes)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
-#elif defined(__AVX2__) && !defined(__AVX512F__) && defined(__AVXVNNI__)
+#elif defined(__AVX2__) && !defined(__AVX512BW__) && defined(__AVXVNNI__)
   return (IntLanes)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(four));
 #elif defined(__AVX2__)
   return sum + widen_pairs(pair_products<Form<kQ8_0>>(codes, four), PairLanes{} + int16_t(1));

@@ -11,7 +11,7 @@ constexpr int kTurned = kLanes == 16 ? 64 : 2 * kLanes;  // keys whose words are
 constexpr int kScoredAtOnce = kLanes == 16 ? 6 : 4, kMixedAtOnce = 4;
 constexpr int kVectorsOfValue = kLanes == 16 ? 4 : 2;  // of numbers that are summed at once
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
 // Words of keys 4 apart, one key to 16 bytes, and what is unpacked of two such vectors.
 static inline Lanes four_words(const float* const* keys, int word) {
   __m512 found = _mm512_castps128_ps512(_mm_loadu_ps(keys[0] + word));

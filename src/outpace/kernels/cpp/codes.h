@@ -115,7 +115,7 @@ static inline Lanes byte_lanes(const uint8_t* from, int half = 0) {
     for (int lane = 0; lane < kLanes; ++lane) unpacked[lane] = half ? from[lane] >> 4 : from[lane] & 15;
     from = unpacked;
   }
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   const __m128i own = _mm_loadu_si128((const __m128i*)from);
   return (Lanes)_mm512_cvtepi32_ps(S == kSigned ? _mm512_cvtepi8_epi32(own) : _mm512_cvtepu8_epi32(own));
 #elif defined(__AVX2__)
@@ -130,7 +130,7 @@ static inline Lanes byte_lanes(const uint8_t* from, int half = 0) {
 }
 
 static inline Lanes half_lanes(const uint8_t* from) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__AVX2__) && defined(__F16C__)
   return (Lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));

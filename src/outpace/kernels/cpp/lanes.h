@@ -14,7 +14,8 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512F__)
+// AVX-512 counts with its instructions for bytes: a Xeon Phi has only those for floats, and gets AVX2.
+#if defined(__AVX512BW__)
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
@@ -39,7 +40,7 @@ static inline Lanes all(float number) { return number - Lanes{}; }  // + 0 would
 
 // a * b + c, rounded once where the instruction set can.
 static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -52,7 +53,7 @@ static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 
 // b of numbers that cannot be compared.
 static inline Lanes larger(Lanes a, Lanes b) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);  // one instruction, where compilers take two
 #elif defined(__AVX2__)
   return (Lanes)_mm256_max_ps((__m256)a, (__m256)b);
@@ -65,7 +66,7 @@ static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 
 // The sum of all lanes, in one order.
 static inline float sum(Lanes lanes) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return _mm512_reduce_add_ps((__m512)lanes);
 #elif defined(__aarch64__)
   const float32x4_t own = (float32x4_t)lanes;
@@ -80,7 +81,7 @@ static inline float sum(Lanes lanes) {
 }
 
 static inline int32_t sum(IntLanes lanes) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return _mm512_reduce_add_epi32((__m512i)lanes);  // where compilers take the lanes out one by one
 #else
   int32_t total = 0;
@@ -102,7 +103,7 @@ static inline float dot(const float* left, const float* right, int width) {
 static inline float largest(Lanes lanes) {
 #if defined(__aarch64__)
   return vmaxnmvq_f32((float32x4_t)lanes);
-#elif defined(__AVX512F__)
+#elif defined(__AVX512BW__)
   return _mm512_reduce_max_ps((__m512)lanes);
 #else
   float found = lanes[0];
@@ -133,7 +134,7 @@ static inline Lanes exponential(Lanes x) {
 
 // Numbers that fit a byte, one behind the other.
 static inline void store_bytes(int8_t* to, IntLanes lanes) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)lanes));
 #else
   const ByteLanes bytes = __builtin_convertvector(lanes, ByteLanes);

@@ -11,7 +11,7 @@
 
 constexpr int kPanel = 32;
 constexpr int kVectors = kPanel / kLanes;  // of a panel's outputs
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if defined(__AVX512BW__) || defined(__aarch64__)
 constexpr int kRowsAtOnce = 8;
 #else
 constexpr int kRowsAtOnce = 2;

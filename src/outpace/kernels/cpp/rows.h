@@ -131,7 +131,7 @@ constexpr int kPart = 32;  // numbers of a row that share a scale, in products w
 
 // x86 without VNNI multiplies bytes into 16-bit lanes, of which two serve an output: numbers 0 and 1 of each four, and 2
 // and 3. Then the sum of 16 is two sums of 8 in 16 bits each, in the order of lanes.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && (defined(__AVX512F__) || !defined(__AVXVNNI__))
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && (defined(__AVX512BW__) || !defined(__AVXVNNI__))
 constexpr bool kPairs = true;
 #else
 constexpr bool kPairs = false;

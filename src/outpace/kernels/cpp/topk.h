@@ -20,7 +20,7 @@ static inline bool is_ahead(float one, float other) { return one > other || (std
 
 // Whether a lane may come before a number: it is larger, or one of the two is NaN.
 static inline bool any_ahead(Lanes lanes, float other) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return _mm512_cmp_ps_mask((__m512)lanes, _mm512_set1_ps(other), _CMP_NLE_UQ) != 0;
 #elif defined(__AVX2__)
   return _mm256_movemask_ps(_mm256_cmp_ps((__m256)lanes, _mm256_set1_ps(other), _CMP_NLE_UQ)) != 0;
