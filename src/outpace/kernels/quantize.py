@@ -39,7 +39,7 @@ def quantize(
         to: Q4_K, Q6_K, Q5_0 or Q8_0.
 
     Returns:
-        [rows, bytes per row] of the blocks.
+        [rows, bytes per row] of the blocks; with factors that are NaN where a number is not finite or above 1e6.
     """
     assert kind in READ, kind
     data = np.ascontiguousarray(data)

@@ -105,9 +105,11 @@ def test_the_format_follows_the_inputs() -> None:
 
 
 @each_format
-def test_weights_that_are_not_finite_are_refused(to: BlockFormat) -> None:
-    """Guards against a NaN that a search turns into a number."""
+@pytest.mark.parametrize("weight", [np.nan, 5e9])
+def test_weights_that_are_not_finite_are_refused(to: BlockFormat, weight: float) -> None:
+    """Guards against a NaN that a search turns into a number, and against a weight that no scale in half precision
+    reaches: its error is infinite with every candidate, and scales were stored that had not been written."""
     values = drawn(2, 256)
-    values[1, 200] = np.nan
+    values[1, 200] = weight
     with pytest.raises(ModelError, match="NaN or infinite"):
         BlockLinear([BlockWeight(to, quantize(values.view(np.uint8), F.F32, to), 256)], None, torch.float32)

@@ -305,10 +305,13 @@ static inline void quantize_simple(const float* row, int inputs, uint8_t* to) {
   }
 }
 
+// Weights above this count as infinite: Q5_0 ends here, and squares of errors would be infinite a little later.
+constexpr float kMostWeight = 1e6f;
+
 // A row in one of the formats Q4_K, Q6_K, Q5_0 and Q8_0; with factors that are not a number where a weight is not finite.
 static inline void quantize_row(int32_t format, const float* row, int inputs, uint8_t* to) {
   for (int at = 0; at < inputs; ++at)
-    if (!std::isfinite(row[at])) return void(std::memset(to, 0xff, file_row_bytes(format, inputs)));
+    if (!(std::fabs(row[at]) <= kMostWeight)) return void(std::memset(to, 0xff, file_row_bytes(format, inputs)));
   switch (format) {
     case kQ4_K: return quantize_q4_k(row, inputs, to);
     case kQ6_K: return quantize_q6_k(row, inputs, to);
