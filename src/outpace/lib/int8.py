@@ -51,7 +51,7 @@ def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows [..., n] of float32 as int8 codes from -127 to 127 and their scales [..., 1], bit for bit as the kernels
     round them (`into_bytes` in cpp/rows.h)."""
     most = rows.abs().amax(dim=-1, keepdim=True)
-    scales = torch.where(most > 0, most / 127, torch.ones_like(most))
+    scales = torch.where(most == 0, torch.ones_like(most), most / 127)
     return (rows * (1 / scales)).round().to(torch.int8), scales
 
 

@@ -94,6 +94,14 @@ def test_a_row_has_the_same_bits_alone_and_with_others(one: BlockFormat) -> None
         assert torch.equal(layer(rows[:count]), alone[:count]), count
 
 
+def test_a_row_with_nan_gives_no_number() -> None:
+    """Guards against NaN that is rounded to an integer, with the scale of the numbers around it."""
+    layer = BlockLinear([random_weight(F.Q4_K, 40, 1)], None, torch.float32)
+    rows = torch.ones(4, layer.inputs)
+    rows[1, 0] = rows[3, 31] = torch.nan
+    assert layer(rows).isnan().all(dim=1).tolist() == [False, True, False, True]
+
+
 def test_no_rows_have_no_results() -> None:
     """Guards against a division by the tiles of no rows, which ends the process."""
     layer = BlockLinear([random_weight(F.Q4_K, 5, 1)], None, torch.float32)

@@ -90,6 +90,17 @@ def test_weights_lie_in_large_pages() -> None:
     assert asked
 
 
+@needs_kernels
+@each_kind
+def test_a_row_with_nan_gives_no_number(kind: Kind) -> None:
+    """Guards against NaN that is rounded to an integer: a target with such hidden states went on with wrong tokens
+    instead of an error."""
+    rows = drawn(4, 129, seed=2)
+    rows[1, 0] = rows[3, 128] = torch.nan
+    found = KernelLinear(weight_of(kind, 33, 129), None, kind, torch.float32)(rows)
+    assert found.isnan().all(dim=1).tolist() == [False, True, False, True]
+
+
 def test_sums_of_int8_are_whole_numbers() -> None:
     """Guards against sums that saturate, wrap or round: rows and weights that are whole numbers already, at the ends of
     their range, give the product of whole numbers to the last one."""

@@ -112,6 +112,18 @@ static inline float largest(Lanes lanes) {
 #endif
 }
 
+static inline int32_t largest(IntLanes lanes) {
+#if defined(__aarch64__)
+  return vmaxvq_s32((int32x4_t)lanes);
+#elif defined(__AVX512BW__)
+  return _mm512_reduce_max_epi32((__m512i)lanes);
+#else
+  int32_t found = lanes[0];
+  for (int lane = 1; lane < kLanes; ++lane) found = lanes[lane] > found ? lanes[lane] : found;
+  return found;
+#endif
+}
+
 // The nearest whole numbers, the even one of two as near: adding so much leaves no room for a fraction.
 static inline IntLanes rounded(Lanes x) { return __builtin_convertvector(x + 12582912.0f - 12582912.0f, IntLanes); }
 

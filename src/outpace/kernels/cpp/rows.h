@@ -106,16 +106,24 @@ static inline void hadamard(float* row, int width, int block) {
   }
 }
 
+// NaN if one of the numbers is: the bits of magnitudes have the order of magnitudes, and those of NaN come last.
 static inline float largest_magnitude(const float* row, int width) {
-  Lanes most = {};
+  constexpr int32_t kMagnitude = 0x7fffffff;
+  IntLanes most = {};
   int at = 0;
   for (; at + kLanes <= width; at += kLanes) {
-    const Lanes x = load(row + at);
-    most = larger(most, larger(x, -x));
+    const IntLanes own = (IntLanes)load(row + at) & kMagnitude;
+    most = own > most ? own : most;
   }
-  float found = largest(most);
-  for (; at < width; ++at) found = std::max(found, std::fabs(row[at]));
-  return found;
+  int32_t found = largest(most);
+  for (; at < width; ++at) {
+    int32_t own;
+    std::memcpy(&own, row + at, sizeof own);
+    found = std::max(found, own & kMagnitude);
+  }
+  float magnitude;
+  std::memcpy(&magnitude, &found, sizeof magnitude);
+  return magnitude;
 }
 
 // A product's left side: rows of one of the kinds, each `stride` numbers, zeros after its end.
@@ -207,11 +215,12 @@ static inline void into_parts(const float* from, int first, int last, int parts,
   }
 }
 
-// Round a row to integers, to the nearest; the largest becomes 127 or -127. Returns what they are multiples of.
+// Round a row to integers, to the nearest; the largest becomes 127 or -127. Returns what they are multiples of, NaN if
+// one of them is.
 // Python reference: outpace.lib.int8.rounded_rows.
 static inline float into_bytes(const float* row, int width, int8_t* out, int32_t* total) {
   const float most = largest_magnitude(row, width);
-  const float unit = most > 0 ? most / 127.0f : 1.0f, inverse = 1.0f / unit;
+  const float unit = most == 0 ? 1.0f : most / 127.0f, inverse = 1.0f / unit;
   IntLanes sums = {};
   int at = 0;
   for (; at + kLanes <= width; at += kLanes) {
