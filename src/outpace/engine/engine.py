@@ -197,12 +197,14 @@ class Engine:
         params: SamplingParams,
         proposer: Proposer,
         budget: int | None = None,
+        new_detokenizer: Callable[[], Detokenizer] | None = None,
     ) -> list[Session]:
         """Queue one prompt; its n samples become sessions of one request.
 
         Args:
             budget: drafted nodes per round; None takes the proposer's, or lets the cost model choose if the proposer
                 needs prices or rounds are shared.
+            new_detokenizer: makes a detokenizer per sample; by default the engine's.
 
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or is too long; an option names such
@@ -221,9 +223,10 @@ class Engine:
         self._check_params(params)
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
+        decoding = new_detokenizer or self._new_detokenizer
 
         def new_stopper() -> StopChecker:
-            detokenizer = self._new_detokenizer() if self._new_detokenizer else None
+            detokenizer = decoding() if decoding else None
             return StopChecker(limit, () if params.ignore_eos else eos, params.stop, detokenizer)
 
         request_id, sessions = next(self._request_ids), list[Session]()

@@ -159,8 +159,9 @@ class TextCodec:
         """Text of ids, without special tokens."""
         return str(self.backend.decode(list(ids), skip_special_tokens=True))
 
-    def new_detokenizer(self) -> "StreamDetokenizer":
-        return StreamDetokenizer(self)
+    def new_detokenizer(self, pieces: "Pieces | None" = None) -> "StreamDetokenizer":
+        """`pieces`: for an answer whose text continues the prompt's, as `StreamDetokenizer` takes them."""
+        return StreamDetokenizer(self, pieces)
 
 
 def _fingerprint(content: Any) -> str:
@@ -190,10 +191,15 @@ class StreamDetokenizer:
 
     The exception: a tokenizer with byte fallback may decide later that bytes already emitted as text were not valid
     text. Then the text continues after as many characters.
+
+    Args:
+        pieces: of the codec, for an answer whose text continues the prompt's: it begins with the spaces that decoding
+            drops at the beginning of a text. None for a text of its own.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, pieces: "Pieces | None" = None) -> None:
         self._codec = codec
+        self._pieces = pieces  # until the first token that is shown
         self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._released = 0
@@ -202,6 +208,9 @@ class StreamDetokenizer:
         self._ids.append(token)
         text = self._step(token)
         self._released += len(text)
+        if self._pieces is not None and self._pieces.shown(token):
+            text = self._pieces.dropped_before(token) + text
+            self._pieces = None
         return text
 
     def _step(self, token: int) -> str:

@@ -5,7 +5,7 @@ from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from secrets import token_hex
@@ -262,8 +262,6 @@ class Answer:
         }
         self._samples: dict[int, Sample] = {}
         self._traces: dict[int, Trace] = {}
-        self._spaces: dict[int, str] = {}  # of completions, those before their text
-        self._begun: set[int] = set()  # choices whose text has begun
 
     async def whole(self, inbox: Inbox) -> dict[str, Any]:
         """The body of an answer that is not streamed; `ApiError` if a choice failed or took too long."""
@@ -326,23 +324,11 @@ class Answer:
                 raise self.deadline.missed() from error
             if isinstance(news, Exception):
                 raise from_engine(news)
-            if isinstance(self.form, CompletionForm):
-                news = self._continued(index, news)
             if isinstance(news, Sample):
                 if news.finish_reason == "cancelled":
                     raise unavailable("is shutting down")
                 self._samples[index] = news
             yield index, news
-
-    def _continued(self, index: int, news: StepEvent | Sample) -> StepEvent | Sample:
-        """News of a completion, with the leading spaces that decoding dropped, as its text continues the prompt's."""
-        tokens = news.tokens if isinstance(news, StepEvent) else news.token_ids
-        if index not in self._spaces and tokens:
-            self._spaces[index] = self.service.pieces.dropped_before(tokens[0])
-        if not news.text or (isinstance(news, StepEvent) and index in self._begun):
-            return news
-        self._begun.add(index)
-        return replace(news, text=self._spaces[index] + news.text)
 
     def _reported(self, choice: dict[str, Any]) -> dict[str, Any]:
         if self.body.options.report:

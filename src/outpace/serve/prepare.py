@@ -80,7 +80,7 @@ def engine_inputs(service: Service, body: SharedFields) -> EngineInputs:
         raise ApiError(400, str(error), "outpace.method") from error
     prompts = _prompts(model, body)
     params = _params(model, body, _limit(body, prompts, model.target.max_length))
-    return EngineInputs(prompts, params, method, proposer, budget)
+    return EngineInputs(prompts, params, method, proposer, budget, continues=isinstance(body, CompletionRequest))
 
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from outpace.api import Model
@@ -52,13 +53,14 @@ def _check_files(name: str, spec: MethodSpec) -> None:
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """What the engine gets of a request."""
+    """What the engine gets of a request. `continues`: whether an answer's text continues its prompt's."""
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     method: str
     proposer: Proposer
     budget: int | None
+    continues: bool
 
     @property
     def samples(self) -> int:
@@ -184,9 +186,10 @@ class Service:
         model, thread = self.model, self._thread
         assert thread is not None
         params = await self.in_thread(lambda: model.resolved(inputs.params))
+        decoding = partial(model.codec.new_detokenizer, self.pieces if inputs.continues else None)
         for index, prompt in enumerate(inputs.prompts):
             sessions = await self.in_thread(
-                lambda prompt=prompt: model.engine.add(prompt, params, inputs.proposer, inputs.budget)
+                lambda prompt=prompt: model.engine.add(prompt, params, inputs.proposer, inputs.budget, decoding)
             )
             jobs.append(Job(sessions, index * params.n, inbox))
         for job in jobs:

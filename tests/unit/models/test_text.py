@@ -92,6 +92,22 @@ def test_bytes_that_were_shown_and_turn_out_to_be_none() -> None:
         assert all(have in (want, " ", "é") for have, want in zip(text, whole, strict=True))
 
 
+def test_a_text_that_continues_begins_with_its_space() -> None:
+    """Guards against a space that is lost behind a special token or where the answer is a space alone, and against one
+    that is added twice or before a character of several tokens."""
+    names = ["<unk>", "▁", "▁a", "b", "<0xC3>", "<0xA9>", "<end>"]
+    tokenizer = Tokenizer(BPE({name: at for at, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken("<end>", normalized=False)])
+    codec = TextCodec(PlainTokenizer(tokenizer, None, {}, []), "pieces")
+    pieces = Pieces(codec)
+    for ids, text in (([2, 2], " a a"), ([6, 2, 3], " ab"), ([1], " "), ([3, 2], "b a"), ([4, 5, 2], "é a")):
+        stream = codec.new_detokenizer(pieces)
+        assert "".join(map(stream.push, ids)) + stream.flush() == text
+        assert "".join(pieces_of(codec, ids)) == codec.decode(ids) == text.removeprefix(" ")
+
+
 def test_added_tokens_of_spaces_are_spaces() -> None:
     """Guards against "▁▁" in log-probabilities where the answer has two spaces, as with Gemma's indents."""
     names = ["<unk>", "a", "▁", "▁▁", "<▁end>"]

@@ -115,7 +115,8 @@ def test_log_probabilities_of_completions(served: Served) -> None:
 
 
 def test_a_completion_begins_with_its_space(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against "The capital isParis": decoders of SentencePiece's vocabularies drop the space of a first word."""
+    """Guards against "The capital isParis": decoders of SentencePiece's vocabularies drop the space of a first word;
+    and against a stop string that begins with that space and is never found."""
     codec = served.model.codec
     backend, (space,) = codec.tokenizer.backend_tokenizer, codec.encode(" ")
     dropping = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
@@ -125,6 +126,8 @@ def test_a_completion_begins_with_its_space(served: Served, monkeypatch: pytest.
         assert client.completions.create(**ask).choices[0].text == "   "
         chunks = client.completions.create(**ask, stream=True)
         assert "".join(chunk.choices[0].text for chunk in chunks) == "   "
+        stopped = client.completions.create(**ask, stop="   ").choices[0]
+    assert (stopped.text, stopped.finish_reason) == ("", "stop"), "the first space is part of what a stop string is"
     assert served.chat(max_tokens=3, logit_bias={str(space): 100}).choices[0].message.content == "  "
 
 
