@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
 from random import Random
@@ -17,6 +17,7 @@ from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, fingerprint
 from outpace.endpoint.client import Endpoint
+from outpace.endpoint.in_flight import in_flight
 from outpace.endpoint.server import Server, SpeculationCounts, sampling_fields, speculation_counts, speculation_fields
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import own_budget
@@ -242,14 +243,13 @@ def under_load(
         counts (its pieces of text where it counts none), and what an outpace server reports.
     """
     start, is_over = perf_counter(), Event()
-
-    pool = ThreadPoolExecutor(concurrency)
-    try:
-        due = arrivals or [0.0] * len(asked)
-        return list(pool.map(lambda one, at: _ask(endpoint, one, start, at, is_over), asked, due))
-    finally:
-        is_over.set()
-        pool.shutdown(wait=False, cancel_futures=True)
+    due = arrivals or [0.0] * len(asked)
+    jobs = [partial(_ask, endpoint, one, start, at, is_over) for one, at in zip(asked, due, strict=True)]
+    with in_flight(jobs, concurrency) as answers:
+        try:
+            return [answer.result() for answer in answers]
+        finally:
+            is_over.set()
 
 
 def _ask(endpoint: Endpoint, asked: Asked, start: float, arrival: float, is_over: Event) -> TurnRun:

@@ -7,8 +7,9 @@ generated, or on interruptions.
 import hashlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Event, Lock
 from time import monotonic
 from typing import Any
@@ -19,6 +20,7 @@ from outpace.data.answers import AnswerStore, Conversation
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.settings import RegenerateSettings
 from outpace.endpoint.client import THOUGHTS, Endpoint, ServerAway
+from outpace.endpoint.in_flight import in_flight
 from outpace.endpoint.server import sampling_fields
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -206,17 +208,17 @@ class EndpointAnswerer:
         self._lock = Lock()
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
-        pool, is_over = ThreadPoolExecutor(self._concurrency), Event()
+        is_over = Event()
         with Endpoint(self._url, self._api_key, patient=True) as endpoint:
-            asked = [pool.submit(self._converse, endpoint, item, is_over) for item in items]
-            try:
-                for future in as_completed(asked):
-                    conversation = future.result()
-                    if conversation.answers:
-                        yield conversation
-            finally:  # running conversations are not awaited; their next requests fail
-                is_over.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+            jobs = [partial(self._converse, endpoint, item, is_over) for item in items]
+            with in_flight(jobs, self._concurrency) as asked:
+                try:
+                    for future in as_completed(asked):
+                        conversation = future.result()
+                        if conversation.answers:
+                            yield conversation
+                finally:  # the next requests of running conversations fail
+                    is_over.set()
 
     def _converse(self, endpoint: Endpoint, item: WorkItem, is_over: Event) -> Conversation:
         answers: list[tuple[int, ...]] = []
