@@ -314,6 +314,17 @@ def test_a_table_of_texts_is_one_that_a_method_reads(command: str, folder: str, 
     assert_refused(run(*options))
 
 
+def test_a_number_of_ids_is_refused_before_texts_are_counted(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against hours of counting that end with a refusal."""
+    monkeypatch.delattr("outpace.drafters.ranked_vocabulary.as_ids")  # nothing can be counted without it
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"turns": ["aaab"]}\n')
+    command = ("rank-vocabulary", "-m", folder, "-w", str(texts), "--out", str(tmp_path / "made.safetensors"))
+    assert_refused(run(*command, "--keep", "265"), "keep=265: must be from 1 (the EOS ids) to 264")
+
+
 def test_a_model_that_is_served_from_where_one_stands(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a server of a model named "", which no request can name."""
     names: list[tuple[str, ...]] = []

@@ -37,10 +37,11 @@ def rank_vocabulary(
     out: Out,
 ) -> None:
     """Count the tokens of a workload and keep the most frequent, for the option vocabulary=FILE (FR-Spec)."""
-    from outpace.drafters.ranked_vocabulary import count_tokens, rank_tokens, save_vocabulary
+    from outpace.drafters.ranked_vocabulary import check_kept, count_tokens, rank_tokens, save_vocabulary
 
     with working("counting tokens"):
         texts, vocab_size, eos = tokenized_turns(model, workload, out)
+        check_kept(keep, eos, vocab_size)  # before texts are counted, which takes long
         counts = count_tokens(texts, vocab_size)
     ids = rank_tokens(counts, keep, eos)
     save_vocabulary(out, ids, vocab_size)

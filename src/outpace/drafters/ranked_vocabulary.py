@@ -31,16 +31,21 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     return counts
 
 
+def check_kept(keep: int, eos_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse a number of ids, or EOS ids, that `rank_tokens` cannot keep."""
+    ends = set(eos_ids)
+    if ends and (min(ends) < 0 or max(ends) >= vocab_size):
+        raise InvalidRequest(f"eos_ids={sorted(ends)}: the vocabulary has ids 0 to {vocab_size - 1}")
+    if not max(len(ends), 1) <= keep <= vocab_size:
+        raise InvalidRequest(f"keep={keep}: must be from {max(len(ends), 1)} (the EOS ids) to {vocab_size}")
+
+
 def rank_tokens(counts: Tensor, keep: int, eos_ids: Sequence[int]) -> Tensor:
     """The most frequent ids, [keep] int64 in ascending order. `counts`: [V], how often each id occurs. Among equals the
     lower id, which tokenizers learned earlier, is kept. `eos_ids`: always among them: a drafter that cannot draft the
     end loses the last round of every answer."""
-    ends = sorted(set(eos_ids))
-    if ends and (ends[0] < 0 or ends[-1] >= len(counts)):
-        raise InvalidRequest(f"eos_ids={ends}: the vocabulary has ids 0 to {len(counts) - 1}")
-    if not max(len(ends), 1) <= keep <= len(counts):
-        raise InvalidRequest(f"keep={keep}: must be from {max(len(ends), 1)} (the EOS ids) to {len(counts)}")
-    order = counts.double().index_fill(0, torch.tensor(ends, dtype=torch.int64), torch.inf)
+    check_kept(keep, eos_ids, len(counts))
+    order = counts.double().index_fill(0, torch.tensor(list(eos_ids), dtype=torch.int64), torch.inf)
     return order.argsort(descending=True, stable=True)[:keep].sort().values
 
 
