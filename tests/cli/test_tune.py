@@ -11,6 +11,7 @@ from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
 from outpace.engine import round as engine_round
 from outpace.methods import profile
+from outpace.methods.profile import method_anywhere
 from outpace.sampling.draw import Draw
 from tests.cli.runner import assert_refused, run
 
@@ -49,6 +50,24 @@ def test_a_profile_is_made_taken_and_deleted(folder: str, cache: Path) -> None:
     assert "deleted" in run("tune", folder, *FLOAT32, "--forget").stdout
     assert not list(cache.iterdir())
     assert "there was none" in run("tune", folder, *FLOAT32, "--forget").stdout
+
+
+def test_a_profile_names_files_by_whole_paths(
+    folder: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a profile that in another folder is not used, or takes another file of the same name."""
+    monkeypatch.chdir(tmp_path)
+    warming = ("warmup", "-m", folder, "-w", "builtin:1", "--max-new-tokens", "4", "--out", "made.safetensors")
+    assert run(*warming).exit_code == 0
+    monkeypatch.setattr("outpace.bench.tune.decide", lambda plain, able: (able[0], "it is the only one"))
+    report = json.loads(tuned(folder, "--methods", "recycle:budget=7,warm=made.safetensors", "--json").stdout)
+    assert f"warm={(tmp_path / 'made.safetensors').resolve()}" in report["profile"]["method"]
+    assert "budget=7" in report["profile"]["method"]
+    monkeypatch.chdir(folder)
+    answer = json.loads(run("generate", "hello", "-m", folder, "--max-new-tokens", "4", *FLOAT32, "--json").stdout)
+    assert answer["method"] == report["profile"]["method"]
+    assert answer["method_from"].startswith("from the profile of")
+    assert method_anywhere("recycle:warm=none") == "recycle:warm=none"
 
 
 def test_a_profile_keeps_its_budget(folder: str, cache: Path, tmp_path: Path) -> None:

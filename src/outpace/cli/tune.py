@@ -105,12 +105,12 @@ def _profile(
 ) -> "Profile":
     from outpace.bench.environment import environment
     from outpace.data.workload import fingerprint
-    from outpace.methods.profile import Figures, Profile, found_anywhere
+    from outpace.methods.profile import Figures, Profile, found_anywhere, method_anywhere
 
     target = model.target
     where = environment(target.device, target.dtype, target.quantize, target.kv_cache_dtype)
     return Profile(
-        method=outcome.chosen.method,
+        method=method_anywhere(outcome.chosen.method),
         drafter=found_anywhere(drafter) if drafter and outcome.chosen.has_drafter else None,
         model=model.name,
         measured=Figures(**_figures(outcome.chosen)),

@@ -25,11 +25,12 @@ from warnings import warn
 from pydantic import BaseModel, ValidationError
 
 from outpace.core.protocols import Proposer, check_proposer
-from outpace.drafters.build_context import BuildContext
+from outpace.drafters.build_context import NOTHING, SHIPPED, BuildContext
 from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.method import ANY, LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import Options, checked_value, first_complaint, written
+from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.self_draft import methods as self_draft
 from outpace.lib.checks import check_text, plain, shown
 from outpace.lib.errors import InvalidRequest
@@ -38,6 +39,13 @@ from outpace.methods import retrieval, union
 from outpace.methods.retrieval import with_retrieval
 
 OPTION = "as"
+OF_FILES: Mapping[str, tuple[str, ...]] = {
+    "corpus": (),
+    "ngrams": (),
+    "vocabulary": (EVERY_ID,),
+    "warm": (SHIPPED, NOTHING),
+}
+"""Options that name files, and the words that they take instead."""
 _LIKELIEST: dict[str, Any] = {"vocabulary": "all", "noise": False}
 
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -154,6 +162,12 @@ class MethodSpec:
     @property
     def budget(self) -> int | None:
         return self.options.budget
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files that its options name."""
+        found = {name: getattr(self.options, name) for name in OF_FILES if name in self.options.model_fields_set}
+        return {name: file for name, file in found.items() if file is not None and file not in OF_FILES[name]}
 
     @property
     def drafter(self) -> str | None:

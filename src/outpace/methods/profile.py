@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,15 @@ def found_anywhere(name: str) -> str:
     """The name of a model or drafter, from whatever folder it is looked for: a path that there is as a whole one."""
     path = path_of(name)
     return str(path.resolve()) if path.exists() else name
+
+
+def method_anywhere(method: str) -> str:
+    """A method, whatever folder it is used in: files that it names by relative paths, by whole ones. A text cannot name
+    a path with a comma; such a file stays as it is named."""
+    spec = parse_method(method)
+    files = {option: found_anywhere(file) for option, file in spec.files.items()}
+    whole = {option: file for option, file in files.items() if "," not in file}
+    return str(replace(spec, options=spec.options.model_copy(update=whole))) if whole else method
 
 
 def check_place(file: Path) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 from outpace.api import Model
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import NOTHING, SHIPPED
-from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodLike, MethodSpec, parse_method
 from outpace.models.tokenizer import Pieces
@@ -21,9 +19,6 @@ from outpace.serve.engine_thread import EngineThread, Inbox, Job
 from outpace.serve.errors import ApiError, from_engine, unavailable
 from outpace.serve.metrics import Metrics
 from outpace.serve.settings import ServeSettings
-
-OF_FILES = ("corpus", "ngrams", "vocabulary", "warm")
-"""Options that name files of the server, which requests must not give."""
 
 
 def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
@@ -38,17 +33,11 @@ def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, P
     return model.method_name, *model.drafting(default, budget)
 
 
-WORDS = {"vocabulary": (EVERY_ID,), "warm": (SHIPPED, NOTHING)}
-"""Words that these options take instead of a file."""
-
-
 def _check_files(name: str, spec: MethodSpec) -> None:
-    for option in OF_FILES:
-        value = getattr(spec.options, option, None)
-        if option in spec.options.model_fields_set and value is not None and value not in WORDS.get(option, ()):
-            raise InvalidRequest(
-                f"method={name!r}: {option} names a file on the server; it can only be set when the server is started"
-            )
+    for option in spec.files:
+        raise InvalidRequest(
+            f"method={name!r}: {option} names a file on the server; it can only be set when the server is started"
+        )
 
 
 @dataclass(frozen=True)
