@@ -22,7 +22,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import without_collection
 from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
-from outpace.methods.catalog import MethodLike, MethodSpec, check_own, name_of, own_budget, parse_method
+from outpace.methods.catalog import MethodLike, MethodSpec, budget_with, check_own, name_of, own_budget, parse_method
 from outpace.methods.profile import choose, from_speculative_config
 from outpace.methods.stores import ProposerStore
 from outpace.models.costs_file import costs_file
@@ -78,10 +78,8 @@ def checked_drafting(
     drafter = None if drafter is None else checked_name("drafter", drafter)
     if speculative_config is not None:
         method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
-    checked_budget(budget)
-    if isinstance(method, str):
-        parse_method(method)
-    elif method is not None and not isinstance(method, MethodSpec):
+    budget_with(method, budget)
+    if method is not None and not isinstance(method, str | MethodSpec):
         check_own(method)
     return method, drafter
 
@@ -288,7 +286,7 @@ class Model:
                 messages are rendered by the model's chat template.
             params: sampling parameters; or give them as keyword options.
             method: the method for these prompts, by default the model's.
-            budget: drafted nodes per round, by default the method's.
+            budget: drafted nodes per round, by default the method's; not with a method that names them.
             **options: fields of `SamplingParams`; `min_tokens` is another name of `min_new_tokens`.
 
         Returns:
@@ -387,7 +385,7 @@ class Model:
     def drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
         """The proposer of a method, by default the model's, and the budget for `Engine.add`: that of the call, of
         `load` for the model's own method, or of the method's text."""
-        wanted, chosen = self.method if method is None else self.drafters.named(method), checked_budget(budget)
+        wanted, chosen = self.method if method is None else self.drafters.named(method), budget_with(method, budget)
         proposer = self.proposer(wanted)
         if chosen is None and proposer is self._default:  # however it is spelled
             chosen = self._budget

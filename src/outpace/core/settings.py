@@ -120,7 +120,10 @@ class LoadSettings:
         unit="NAME",
     )
     budget: int | None = setting(
-        None, "Drafted nodes per round; by default the method's own for the device.", unit="NODES", low=0
+        None,
+        "Drafted nodes per round, for a method whose options name none; by default the method's own for the device.",
+        unit="NODES",
+        low=0,
     )
     speculative_config: Any = setting(None, "vLLM's option, instead of method, drafter and budget.", unit="JSON")
     profile: bool = setting(

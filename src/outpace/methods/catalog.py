@@ -29,7 +29,7 @@ from outpace.drafters.build_context import NOTHING, SHIPPED, BuildContext
 from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.method import ANY, LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
-from outpace.drafters.options import Options, checked_value, first_complaint, written
+from outpace.drafters.options import Options, checked_budget, checked_value, first_complaint, written
 from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.self_draft import methods as self_draft
 from outpace.lib.checks import check_text, plain, shown
@@ -210,6 +210,15 @@ def check_own(proposer: Any) -> None:
 def own_budget(method: MethodLike) -> int | None:
     """The budget that a method names itself, which follows no prices; None where it leaves it open."""
     return (parse_method(method) if isinstance(method, str) else method).budget
+
+
+def budget_with(method: Any, budget: Any) -> int | None:
+    """The budget that is given together with a method. InvalidRequest if it is not a whole number within bounds, if the
+    method's text cannot be read, or if the method names a budget itself."""
+    given, spec = checked_budget(budget), parse_method(method) if isinstance(method, str) else method
+    if given is not None and isinstance(spec, MethodSpec) and spec.budget is not None:
+        raise InvalidRequest(f"budget={given} and method={str(spec)!r} were both given: leave one of them out")
+    return given
 
 
 def parse_method(text: str) -> MethodSpec:

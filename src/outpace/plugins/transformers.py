@@ -36,14 +36,13 @@ from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
-from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.lib.checks import check_flags, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.places import places_of
 from outpace.lib.threads import warn_of_spinning
-from outpace.methods.catalog import MethodSpec, build_proposer, parse_method
+from outpace.methods.catalog import MethodSpec, budget_with, build_proposer, parse_method
 from outpace.methods.defaults import settled
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
@@ -69,7 +68,7 @@ def custom_generate(
         method: how to draft, as for `outpace.load`.
         drafter: the draft model of "linear", "fixed", "dynatree" and "svip", with the model's own tokenizer; None takes
             the model's first layers.
-        budget: drafted nodes per round, by default the method's.
+        budget: drafted nodes per round, by default the method's; not with a method that names them.
         seed: key of the sampling noise; None draws one from torch's global generator, so that `torch.manual_seed`
             makes an answer reproducible. Equal prompts of a batch are different samples.
         pack: on CPUs, copy the weights into a faster layout at every call, for as much memory again. Results are then
@@ -90,7 +89,7 @@ def custom_generate(
     if not isinstance(drafter, PreTrainedModel | None):
         raise InvalidRequest(f"drafter={shown(drafter)}: must be a transformers model, loaded")
     check_flags(pack=pack)
-    return CustomGenerate(spec, drafter, checked_budget(budget), SamplingParams(seed=seed).seed, pack)
+    return CustomGenerate(spec, drafter, budget_with(method, budget), SamplingParams(seed=seed).seed, pack)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME as VOCABULARY
 from outpace.lib.checkpoint import read_object
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.int8 import is_quantized
-from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
+from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, budget_with, parse_method
 from outpace.methods.defaults import settled
 from outpace.models.export import export, export_draft, export_drafter
 from outpace.models.loading.config import is_bare, read_config
@@ -47,9 +47,7 @@ def speculation(
     spec = parse_method(method or _method_for(shipment, named))
     if spec.is_open:
         spec = settled(spec, None if named is None else kind_at(named), shipment)
-    if budget is not None and spec.budget is not None:
-        raise InvalidRequest(f"budget={budget} and method={str(spec)!r} were both given: leave one of them out")
-    tokens = spec.budget if budget is None else budget
+    tokens = spec.budget if budget_with(spec, budget) is None else budget
     check_drafts(tokens or 0, "budget")
     found = _drafter_for(spec, shipment, named)
     if spec.name == "plain" or tokens == 0:

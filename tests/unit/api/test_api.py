@@ -66,6 +66,7 @@ def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
         ({"method": "plain:budget=3"}, "budget=3: plain decoding drafts nothing"),
         ({"method": "lookup:budget=-1"}, "budget=-1: input should be greater than or equal to 0"),
         ({"budget": 512}, "budget=512: must be from 0 to 511"),
+        ({"method": "recycle:budget=8", "budget": 3}, "budget=3 and method='recycle:budget=8' were both given"),
         ({"temprature": 1.0}, "temprature=1.0: unknown option, or not supported; options are"),
         ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000 is outside the vocabulary"),
         ({"bad_words": ["ok", ""]}, "every bad word must be a non-empty string"),
@@ -131,6 +132,15 @@ def test_what_is_no_method_is_refused_before_the_model_is_read(method: Any) -> N
     """Guards against minutes of loading for a mistake in an argument."""
     with pytest.raises(InvalidRequest, match=r"method=.*: give a name, outpace.method\(\.\.\.\) or an object"):
         outpace.load("/no/such/folder", method)
+
+
+@pytest.mark.parametrize("method", ["recycle:budget=8", "recycle:as=paper", outpace.method("recycle", budget=8)])
+def test_two_budgets_are_refused_before_the_model_is_read(method: Any) -> None:
+    """Guards against a budget in a method's options that another one replaces without a word."""
+    with pytest.raises(InvalidRequest, match=r"budget=3 and method='recycle:.*budget=.* were both given: leave one"):
+        outpace.load("/no/such/folder", method, budget=3)
+    with pytest.raises(InvalidRequest, match="were both given"):
+        outpace.custom_generate(method, budget=3)
 
 
 def test_the_budget_of_load_is_for_its_method_however_it_is_spelled(tmp_path: Path) -> None:

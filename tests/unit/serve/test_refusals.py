@@ -70,6 +70,7 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
         ({"outpace": {"method": "telepathy"}}, "outpace.method"),
         ({"outpace": {"method": "recycle:budget=-1"}}, "outpace.method"),
+        ({"outpace": {"method": "recycle:budget=8", "budget": 3}}, "outpace.method"),
         ({"outpace": {"method": "medusa"}}, "outpace.method"),  # for which there is no drafter
         ({"outpace": {"method": "recycle:warm=/etc/passwd"}}, "outpace.method"),
         ({"outpace": {"budget": -1}}, "outpace.budget"),
