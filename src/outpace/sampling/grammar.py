@@ -6,10 +6,11 @@ paths of a tree.
 
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
+from graphlib import CycleError, TopologicalSorter
 from threading import Lock, stack_size
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,10 +34,13 @@ _ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LARK = re.compile(
-    r'"(?:\\.|[^"\\])*"?|(?://|#)[^\n]*|<[^<>\s]*>|/(?P<regex>(?:\\.|[^/\\])+)/?|(?P<schema>%json\s*)', re.DOTALL
+    r'(?P<literal>"(?:\\.|[^"\\])*"?)|(?://|#)[^\n]*|<[^<>\s]*>|/(?P<regex>(?:\\.|[^/\\])+)/?'
+    r"|(?P<json>%(?:json|regex|llguidance)\s*)|(?P<rule>:|%\w+)"
+    r"|(?P<name>_*[A-Z][A-Z0-9_]*)(?P<defined>(?:\.-?\d+)?(?:\[[^\[\]\n]*\])?[ \t]*:)?",
+    re.DOTALL,
 )
-"""Regular expressions and schemas in a Lark grammar, and parts that could look like them: strings, comments, special
-tokens. Closing marks are optional, so that a text is read only once."""
+"""What counts in a Lark grammar, and parts that could look like it: comments and special tokens. `rule`: where a rule
+or a directive begins. Closing marks are optional, so that a text is read only once."""
 
 
 class Forced(NamedTuple):
@@ -266,6 +270,11 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
         _check_regexes(_regexes_of_lark(grammar.text))
+        if _size_of_terminals(grammar.text) > _MOST_OF_REGEXES:
+            raise ValueError(
+                f"its terminals stand for regular expressions of more than {_MOST_OF_REGEXES:,} characters, with a "
+                "literal as 2 and terminals within terminals; shorten them, or write rules instead"
+            )
         return LLMatcher.grammar_from_lark(grammar.text)
     schema = json.loads(grammar.text)
     if not isinstance(schema, dict):
@@ -297,17 +306,42 @@ def _regexes_of_schema(schema: Any) -> set[str]:
     return found
 
 
+def _parts_of_lark(text: str) -> Iterator[tuple[re.Match[str], Any]]:
+    """The parts of a grammar in Lark, each with the JSON that follows it; None for most."""
+    place, read = 0, json.JSONDecoder().raw_decode
+    while part := _LARK.search(text, place):
+        content, place = read(text, part.end()) if part["json"] else (None, part.end())
+        yield part, content
+
+
 def _regexes_of_lark(text: str) -> set[str]:
     """The regular expressions of a grammar in Lark, and of the JSON schemas in it."""
-    found, place, read = set[str](), 0, json.JSONDecoder().raw_decode
-    while piece := _LARK.search(text, place):
-        place = piece.end()
-        if piece["regex"]:
-            found.add(piece["regex"])
-        elif piece["schema"]:
-            schema, place = read(text, place)
-            found |= _regexes_of_schema(schema)
+    found = set[str]()
+    for part, content in _parts_of_lark(text):
+        found |= {part["regex"]} if part["regex"] else _regexes_of_schema(content)
     return found
+
+
+def _size_of_terminals(text: str) -> int:
+    """Characters of the regular expressions that the terminals in the rules of a grammar in Lark stand for, or a number
+    above the limit. A literal counts as 2, as in "a?". Terminals within terminals count each time that they are named:
+    seven lines can stand for a million literals."""
+    own, uses, within = Counter[str](), defaultdict[str, Counter[str]](Counter), ""  # "": rules and directives
+    for part, _ in _parts_of_lark(text):
+        if part["rule"] or part["defined"]:
+            within = part["name"] or ""
+        elif part["name"]:
+            uses[within][part["name"]] += 1
+        elif part["literal"] or part["regex"]:
+            own[within] += len(part["regex"] or "a?")
+    sizes: dict[str, int] = {}
+    try:
+        for name in TopologicalSorter(dict(uses)).static_order():
+            size = own[name] + sum(times * sizes[one] for one, times in uses[name].items())
+            sizes[name] = min(max(size, len("a?")), _MOST_OF_REGEXES + 1)
+    except CycleError:
+        return 0  # llguidance refuses it
+    return sum(sizes[name] for name in uses[""])
 
 
 def _reason(matcher: "LLMatcher") -> str:

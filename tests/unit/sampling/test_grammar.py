@@ -16,7 +16,7 @@ from outpace.core.params import Grammar
 from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import grammar_tokenizer
-from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack, _regexes_of_lark
+from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack, _regexes_of_lark, _size_of_terminals
 from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, toy_tokenizer
 
 V = 160
@@ -137,6 +137,10 @@ def test_forced_text_is_allowed_by_the_mask(grammars: Grammars) -> None:
             said.append(source.choice(allowed(one, said)))
 
 
+DOUBLED = "".join(f"A{number}: A{number + 1} A{number + 1}\n" for number in range(90))
+"""Terminals that stand for 2 ** 90 of the last one; ten in each of four lines took 200 MB, in five all memory."""
+
+
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
@@ -158,6 +162,11 @@ def test_forced_text_is_allowed_by_the_mask(grammars: Grammars) -> None:
         (Grammar.json_schema({"patternProperties": {"a?" * 6000: {}, "b?" * 6000: {}}}), "of 24,000 characters"),
         (Grammar.json_schema({"x-guidance": {"key_separator": "a?" * 10_001}}), "of 20,002 characters"),
         (Grammar.lark('start: T  # "\nT: /' + "(a|b)*" * 3400 + "/"), "of 20,400 characters"),
+        (Grammar.lark("start: T\nT: " + '("a"|"b")* ' * 5001), "its terminals stand for regular expressions"),
+        (Grammar.lark("start: _T\n_T: " + "B*" * 10_001 + '\nB : "b"'), "more than 20,000 characters, with a"),
+        (Grammar.lark("%ignore A\nA: B B\nB: C C\nC: /" + "a?" * 3000 + '/\nstart: "a"'), "its terminals stand for"),
+        (Grammar.lark("start: A0\n" + DOUBLED + 'A90: "a"?'), "its terminals stand for"),
+        (Grammar.lark("start: A\nA: B\nB: A"), "circular"),
         (Grammar.lark('start: </a> %json {"pattern": "' + "a?" * 10_001 + '"}'), "of 20,002 characters"),
         *((Grammar("json", text), "grammar=json") for text in ("5", "true", "null", "[1]", "1.5", "{")),
     ],
@@ -179,6 +188,10 @@ def test_only_regular_expressions_count_as_such(grammars: Grammars) -> None:
     constraint(grammars, Grammar.json_schema({"properties": same}))
     constraint(grammars, Grammar.lark('start: "/a" | "b/" | "\\"/c"  // /' + "x" * 30_000 + '\n  | "d"'))
     assert _regexes_of_lark('"' + '\\"' * 90_000 + "/a/") == set()
+    assert _size_of_terminals("a [" * 60_000) == 0
+    words = 'WORD: "a" | "b"i\n  | C~2 // "c"\nC: /[a-z]+/\n?start[lazy]: (WORD | "WORD" | WS)+ -> alias\nUNUSED: C C'
+    assert _size_of_terminals(words) == 2 + 2 + len("[a-z]+") + 2
+    assert _size_of_terminals('start: T\nT: A %regex {"T": "a", "substring_chars": "b"} A A\nA: "a"') == 6
 
 
 def test_an_answer_that_cannot_end_is_refused(grammars: Grammars) -> None:
