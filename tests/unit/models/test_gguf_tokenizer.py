@@ -131,6 +131,7 @@ def test_byte_level_vocabularies_split_as_their_pre_tokenizer_does(split: str) -
     [
         ("llama-bpe", "IT'S 12345\n\n  x.\n", ["IT", "'S", " ", "123", "45", "\n\n", " ", " x", ".\n"]),
         ("qwen2", "it's 123\n\n  x.\n", ["it", "'s", " ", "1", "2", "3", "\n\n", " ", " x", ".\n"]),
+        ("seed-coder", "it's 12\n x.\n", ["it", "'s", " ", "1", "2", "\n", " x", ".", "\n"]),
         ("default", "a'b 1234 c", ["a", "'", "b", " ", "123", "4", " c"]),
         ("gpt-4o", "HelloWorld's 1234/\n", ["Hello", "World's", " ", "123", "4", "/\n"]),
         ("tekken", "HelloWorld 12", ["Hello", "World", " ", "1", "2"]),

@@ -38,6 +38,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "a.x-4.0", "mellum", "gigachat"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
+    "seed-coder": (_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
     "viking": (_SENTENCES, r"\p{N}"),
     "tekken": (f"{_LOWERED}|{_RAISED}|" + r"\p{N}" + _PATHS,),
     "gpt-4o": (f"{_LOWERED}{_ENDINGS}?|{_RAISED}{_ENDINGS}?|" + r"\p{N}{1,3}" + _PATHS,),
