@@ -145,6 +145,20 @@ def test_preemption_chunks_and_cached_beginnings(tiny: Tiny) -> None:
             assert made.counts()[0] > 200
 
 
+def test_a_request_at_the_maximal_length_costs_the_others_no_context(tiny: Tiny) -> None:
+    """Guards against vLLM's rule that a batch gets no drafts while one request has less than a chain left: the hidden
+    states of these passes were lost, and the other requests drafted from the rest only."""
+    short, prompts = {"max_model_len": 64}, [PROMPTS[3], PROMPTS[1]]
+    with engine(tiny.target, **short) as made:
+        wanted = made.generate(prompts, LENGTH + 16)
+    assert [len(answer) for answer in wanted] == [64 - len(prompts[0]), LENGTH + 16]
+    for method in ("graft", "outpace"):
+        options = settings(method, getattr(tiny, METHODS[method] or ""), least_gain=0.0)
+        with engine(tiny.target, custom(), **options, **short) as made:
+            assert made.generate(prompts, LENGTH + 16) == wanted
+            assert [text.offset for text in made.runner.drafter._rounds.roster.known] == [0, 0]
+
+
 def metric(made: Engine, name: str) -> int:
     """One of vLLM's counters."""
     return int(next(one.value for one in made.llm.get_metrics() if one.name == name))

@@ -1,5 +1,6 @@
 """Checks that our proposers can run in this vLLM with its settings."""
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -35,6 +36,20 @@ def check_graphs(config: Any) -> None:
             f"cudagraph_mode={mode.name}: our proposers observe passes, which full graphs hide; run with "
             '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
         )
+
+
+def draft_to_the_end(config: Any) -> None:
+    """Have vLLM ask for drafts in every step; `Rounds` itself drafts nothing beyond the longest request.
+
+    vLLM asks for no drafts of the whole batch while one request has less than a chain left to the drafter's maximal
+    length, for custom classes the target's. It then verifies zeros, and the proposer never sees the hidden states of
+    these passes: every other request would lose its context. The runner reads this length after it has made the
+    proposer.
+    """
+    speculation = config.speculative_config
+    own = copy(speculation.draft_model_config)  # the target's own config
+    own.max_model_len = config.model_config.max_model_len + speculation.num_speculative_tokens
+    speculation.draft_model_config = own
 
 
 def ending_ids(config: Any) -> tuple[int, ...]:

@@ -25,10 +25,12 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(settings: Any = None, **parallel: int) -> Any:
     """What our proposers read of vLLM's configuration."""
+    model = SimpleNamespace(max_model_len=100)
     return SimpleNamespace(
         additional_config={} if settings is None else {"outpace": settings},
         parallel_config=SimpleNamespace(**{"pipeline_parallel_size": 1, "tensor_parallel_size": 1, **parallel}),
-        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        model_config=model,
+        speculative_config=SimpleNamespace(num_speculative_tokens=4, draft_model_config=model),
     )
 
 
@@ -64,6 +66,15 @@ def test_what_cannot_run_here_is_refused() -> None:
     asked.speculative_config.num_speculative_tokens = 129
     with pytest.raises(InvalidRequest, match="num_speculative_tokens=129: vLLM verifies at most 128"):
         Method(asked)
+
+
+def test_vllm_asks_for_drafts_up_to_the_longest_request() -> None:
+    """Guards against a batch that vLLM does not draft for, and whose hidden states are lost, while one of its requests
+    is about to reach the maximal length."""
+    asked = config({"method": "lookup"})
+    Method(asked)
+    assert asked.model_config.max_model_len == 100
+    assert asked.speculative_config.draft_model_config.max_model_len == 104
 
 
 class Failing(Witness):
