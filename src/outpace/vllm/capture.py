@@ -160,14 +160,22 @@ class Capture:
 
 def _rows_of_pass() -> tuple[list[int], list[int]] | None:
     """For the running pass, [R + 1] the index of each row's first token, then T; and [R] each row's length with the
-    pass. None for passes without requests."""
+    pass. None for passes without requests.
+
+    Raises:
+        UnsupportedModel: the attention backend states neither.
+    """
     from vllm.forward_context import get_forward_context
 
     metadata = get_forward_context().attn_metadata
-    if not isinstance(metadata, dict):
+    if not isinstance(metadata, dict) or not metadata:
         return None  # no requests, or micro-batches
     for layer in metadata.values():
         starts, lengths = getattr(layer, "query_start_loc", None), getattr(layer, "seq_lens", None)
         if starts is not None and lengths is not None:
             return starts.tolist(), lengths.tolist()
-    return None
+    found = ", ".join(sorted({type(layer).__name__ for layer in metadata.values()}))
+    raise UnsupportedModel(
+        f"vLLM's attention backend does not state the rows of a pass ({found}): choose another, such as "
+        "--attention-backend FLASH_ATTN"
+    )

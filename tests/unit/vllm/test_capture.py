@@ -1,5 +1,7 @@
 """What is read of a vLLM model's passes, without vLLM."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.protocols import Needs
+from outpace.lib.errors import UnsupportedModel
 from outpace.vllm import capture
 from outpace.vllm.capture import Capture
 
@@ -45,3 +48,26 @@ def test_hidden_states_before_and_after_the_final_norm(
     assert seen is not None
     assert seen.features is not None
     assert seen.features.tolist() == [[float(one) for one in wanted for _ in range(2)]] * 2
+
+
+def test_a_backend_that_does_not_state_its_rows_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against FlashInfer, vLLM's choice on the newest GPUs: no pass was seen, so no drafter with hidden states
+    ever drafted, without a word."""
+    running = SimpleNamespace(attn_metadata=None)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    context = SimpleNamespace(get_forward_context=lambda: running)
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
+    target, made = Model(), Capture(Needs(taps=(1,)), LAYERS)
+    made.install(target)
+    target.forward(torch.tensor([5]), torch.arange(1))  # a dummy run
+    assert made.fault is None
+    running.attn_metadata = {
+        "layers.0": SimpleNamespace(query_start_loc=torch.tensor([0, 1]), seq_lens=torch.tensor([1]))
+    }
+    target.forward(torch.tensor([5]), torch.arange(1))
+    assert made.fault is None
+    assert made.take() is not None
+    running.attn_metadata = {"layers.0": SimpleNamespace(num_decodes=1)}
+    target.forward(torch.tensor([5]), torch.arange(1))
+    assert isinstance(made.fault, UnsupportedModel)
+    assert "--attention-backend" in str(made.fault)
