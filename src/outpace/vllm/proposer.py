@@ -85,7 +85,8 @@ class MethodProposer:
         capture.install(target_model)
         if proposer.needs.taps:  # vLLM's cache must not return a model that was compiled without taps
             config.additional_config[f"{KEY}_taps"] = list(proposer.needs.taps)
-        learns = settings.learn_prompts and ranks == 1  # ranks would have to call the head at the same time
+        # Ranks would have to call the head at the same time, and with LoRA it takes a pass's last rows only.
+        learns = settings.learn_prompts and ranks == 1 and config.lora_config is None
         self._rounds = Rounds(
             proposer,
             slots,

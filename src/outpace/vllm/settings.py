@@ -52,7 +52,7 @@ class ProposerSettings(BaseModel):
     learn_prompts: bool = Field(
         default=True,
         description="learn transitions from prompts too, at the cost of the LM head at every position; never with "
-        "tensor parallelism",
+        "tensor parallelism or LoRA",
     )
 
 
