@@ -42,9 +42,15 @@ def read_drafter(name: str, revision: str | None = None) -> Drafter:
 
 
 def check_use(drafter: Drafter, target: Any, speculation: Any) -> None:
-    """Refuse a drafter that was made for another target, or cannot draft with these speculative settings."""
+    """Refuse a drafter that was made for another target or reads states that vLLM does not give, or that cannot draft
+    with these speculative settings."""
     config = drafter.config
     config.check_target(target.get_hidden_size(), target.get_total_num_hidden_layers(), target.get_vocab_size())
+    if max(config.target_layer_ids) == target.get_total_num_hidden_layers() - 1:
+        raise InvalidRequest(
+            f"target_layer_ids={list(config.target_layer_ids)}: {drafter.name} reads the last layer after the final "
+            "norm, and vLLM's dflash before it; use outpace's proposer, as `outpace serve --engine vllm` does"
+        )
     most, asked = config.drafts_per_block(), speculation.num_speculative_tokens
     if asked > most:
         raise InvalidRequest(f"num_speculative_tokens={asked}: {drafter.name} drafts at most {most}; ask for no more")

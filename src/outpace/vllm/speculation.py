@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from outpace.drafters.fields import Fields, agreed
 from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.load import FILES, kind_at, locate
 from outpace.drafters.method import said_of
@@ -35,7 +36,7 @@ def speculation(
     `--additional-config` for our own proposers; None if not needed.
 
     A chain of a trained drafter or a draft model, and prompt lookup, are vLLM's own methods; all else is drafted by our
-    proposers.
+    proposers, and so are chains from the target's last layer, which vLLM's methods read otherwise.
 
     Args:
         method: a method with options; None for the chain of the named or shipped drafter, else a method without one.
@@ -54,7 +55,7 @@ def speculation(
         return None, None
     if spec.name == "lookup":
         return {"method": "ngram", "num_speculative_tokens": tokens or CONTINUATION, **LOOKUP}, None
-    if found is None or spec.name not in MODELS or not _is_chain(spec):
+    if found is None or spec.name not in MODELS or not _is_chain(spec) or _reads_last_layer(spec, found):
         linear_method(str(spec), found)
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
         given = {"method": str(spec), "drafter": found, "transitions": shipment.transitions}
@@ -126,6 +127,17 @@ def _is_chain(spec: MethodSpec) -> bool:
     """Whether vLLM's own method supports these options."""
     asked = {name: getattr(spec.options, name) for name in spec.options.model_fields_set - {"budget"}}
     return not asked or asked == {"shape": "chain"}
+
+
+def _reads_last_layer(spec: MethodSpec, drafter: str) -> bool:
+    """Whether a block drafter reads the last layer: here after the final norm, as in transformers, but before it in
+    vLLM's own methods."""
+    if MODELS[spec.name].vllm != "dflash":
+        return False
+    fields = Fields(_config_of(drafter), f"{drafter}: config.json")
+    places = (fields, fields.inside("dflash_config"))
+    ids, layers = agreed("target_layer_ids", *places), agreed("num_target_layers", *places)
+    return isinstance(ids, list) and isinstance(layers, int) and layers - 1 in ids
 
 
 def _check_shares(drafter: str, workers: int) -> None:

@@ -58,6 +58,15 @@ def test_a_drafter_for_another_model_is_refused(folder: Path, sizes: dict[str, i
         check_use(read_drafter(str(folder)), target(**sizes), asked(4))
 
 
+def test_a_drafter_that_reads_the_last_layer_is_refused(folder: Path) -> None:
+    """Guards against a drafter that was trained behind the final norm and gets what is before it."""
+    config = json.loads((folder / "config.json").read_text())
+    config["dflash_config"]["target_layer_ids"][-1] = 8
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match=r"target_layer_ids=.*, 8\]: .* after the final norm"):
+        check_use(read_drafter(str(folder)), target(), asked(4))
+
+
 def test_numbers_of_drafts_that_it_does_not_have_are_refused(folder: Path) -> None:
     """Guards against blocks longer than it was trained on, and anchors looked for where they are not."""
     drafter = read_drafter(str(folder))

@@ -288,6 +288,17 @@ def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
     assert (plain / WEIGHTS).stat().st_mtime_ns == written
 
 
+def test_chains_from_the_last_layer_are_drafted_by_our_proposer(model: str, tmp_path: Path) -> None:
+    """Guards against a drafter that was trained behind the final norm and gets, in vLLM's dflash, what is before it."""
+    for last, method in ((1, "dflash"), (2, "custom_class")):
+        folder = tmp_path / f"domino{last}"
+        config = DominoConfig(**SIZES, **{**BLOCK, "target_layer_ids": (0, last)}, **HEAD)
+        write_checkpoint(folder, *export_domino(random_net(DominoNet(config)), "domino"))
+        found = speculation(model, "domino", str(folder), None, tmp_path / "exports")[0]
+        assert found is not None
+        assert found["method"] == method
+
+
 def test_the_line_can_be_copied(tmp_path: Path) -> None:
     """Guards against a printed command that a shell takes apart otherwise than it was run."""
     script = tmp_path / "echo.py"
