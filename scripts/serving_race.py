@@ -1,10 +1,13 @@
-"""Compare this server with llama.cpp's on one GGUF file, at several loads, with `outpace bench --endpoint` on both.
+"""Compare this server with llama.cpp's and vLLM's at several loads, with `outpace bench --endpoint` on each.
 
     python scripts/serving_race.py FILE.gguf -w mtbench_dev.jsonl -w gsm8k_dev.jsonl --llama-server PATH
+    python scripts/serving_race.py smollm2-135m -w mtbench_dev.jsonl --vllm lookup:budget=5 domino
 
-There is one server of this package, with plain decoding and its default method, and one of llama.cpp for each kind of
-`--spec`. All stay loaded; they take turns. `--levels` are requests in flight, one arriving as another ends. Each level
-has its own prompts as long as there are any. `equal` is the share of answers equal to the same server's plain ones.
+There is one server of this package, with plain decoding and its default method, one of llama.cpp for each kind of
+`--spec`, and with `--vllm` one of vLLM for plain decoding and for each method (`outpace serve --engine vllm`). All stay
+loaded; they take turns. `--levels` are requests in flight, one arriving as another ends. Each level has its own prompts
+as long as there are any. `x plain` and `equal`, the share of equal answers, compare with plain decoding of the same
+kind of server.
 
 Writes summary.json and serving.svg (needs `outpace[plots]`), and prints a table.
 """
@@ -29,17 +32,17 @@ from outpace.lib.threads import processors, users_environment
 Row = dict[str, Any]
 LATENCIES = ("ttft_ms", "ttft_p99_ms", "tpot_ms", "gap_p99_ms")
 MOST_LENGTH = 4096
-_START_S = 300
+_START_S = 600
 
 
-def start(stack: ExitStack, command: list[str], log: Path) -> str:
-    """Start a server and wait until it is ready; the address of its API."""
+def start(stack: ExitStack, command: list[str], log: Path, *more: str) -> str:
+    """Start a server and wait until it is ready; the address of its API. `more`: arguments after its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with log.open("wb") as out:
         # Without this package's setting that waiting threads sleep: its own server sets it again, other servers do not.
-        command = [*command, "--port", str(port)]
+        command = [*command, "--port", str(port), *more]
         process = subprocess.Popen(command, stdout=out, stderr=out, env=users_environment())
     stack.callback(process.wait)
     stack.callback(process.terminate)
@@ -59,9 +62,14 @@ def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
     """Addresses by name, ours first."""
     most, threads = max(options.levels), str(processors().best_threads)  # as many threads as our server uses
     ours = [sys.executable, "-m", "outpace", "serve", options.model, "--max-num-seqs", str(most)]
-    ours += ["--max-model-len", str(MOST_LENGTH), "--no-enable-prefix-caching", "--max-queue", "1000"]
-    found = {"outpace": start(stack, ours, options.out / "outpace.log")}
-    for spec in options.spec:
+    ours += ["--max-model-len", str(MOST_LENGTH), "--no-enable-prefix-caching"]
+    found = {"outpace": start(stack, [*ours, "--max-queue", "1000"], options.out / "outpace.log")}
+    for method in dict.fromkeys(("plain", *options.vllm)) if options.vllm else ():
+        # In bfloat16 the other requests of a batch decide ties.
+        theirs = [*ours, "--engine", "vllm", "--method", method, "--dtype", "float32"]
+        log = options.out / f"vllm-{method.replace(':', '-')}.log"
+        found[f"vllm/{method}"] = start(stack, theirs, log, "--", "--enforce-eager", "--disable-uvicorn-access-log")
+    for spec in options.spec if options.llama_server else ():
         theirs = [str(options.llama_server), "--model", options.model, "--parallel", str(most)]
         theirs += ["--ctx-size", str(MOST_LENGTH * max(most, 4) // 4), "--kv-unified"]
         theirs += ["--threads", threads, "--threads-batch", threads]
@@ -87,11 +95,14 @@ def measure(url: str, name: str, load: Row, options: argparse.Namespace) -> list
 
 
 def compare(rows: list[Row]) -> None:
-    """Add to each row the share of answers that equal its server's plain ones."""
-    plain = {row["name"].partition("/")[0]: row["texts"] for row in rows if row["name"].endswith(("/plain", "/none"))}
+    """Add to each row its throughput over that of its kind of server's plain decoding, and the share of equal
+    answers."""
+    plain = {row["name"].partition("/")[0]: row for row in rows if row["name"].endswith(("/plain", "/none"))}
+    wanted = {kind: row["texts"] for kind, row in plain.items()}
     for row in rows:
-        wanted = plain[row["name"].partition("/")[0]]
-        row["equal"] = sum(wanted[one] == text for one, text in row.pop("texts").items()) / len(wanted)
+        kind = row["name"].partition("/")[0]
+        row["over_plain"] = row["tokens_per_second"] / plain[kind]["tokens_per_second"]
+        row["equal"] = sum(wanted[kind][one] == text for one, text in row.pop("texts").items()) / len(wanted[kind])
 
 
 def loads(options: argparse.Namespace) -> list[Row]:
@@ -131,20 +142,25 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def show(rows: list[Row]) -> None:
     print(
-        "| load | server | tokens/s | TTFT p50, p99 ms | TPOT ms | gap p99 ms | equal |\n|---|---|---|---|---|---|---|"
+        "| load | server | tokens/s | x plain | tok/step | TTFT p50, p99 ms | TPOT ms | gap p99 ms | equal |\n"
+        + "|---" * 9
+        + "|"
     )
     for row in rows:
         first, last, each, gap = (f"{row[name]:.0f}" for name in LATENCIES)
-        speed, equal = f"{row['tokens_per_second']:.1f}", f"{row['equal']:.0%}"
-        print(f"| {row['load']} | `{row['name']}` | {speed} | {first}, {last} | {each} | {gap} | {equal} |")
+        speed = f"{row['tokens_per_second']:.1f} | {row['over_plain']:.2f}x"
+        steps = "-" if row["tokens_per_step"] is None else f"{row['tokens_per_step']:.2f}"
+        figures = f"{speed} | {steps} | {first}, {last} | {each} | {gap} | {row['equal']:.0%}"
+        print(f"| {row['load']} | `{row['name']}` | {figures} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model")
     parser.add_argument("-w", "--workload", action="append", required=True)
-    parser.add_argument("--llama-server", type=Path, required=True)
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's program; MODEL is then a GGUF file")
     parser.add_argument("--spec", nargs="+", default=["none", "ngram-mod"], help="of --spec-type; the first is plain")
+    parser.add_argument("--vllm", nargs="+", default=[], metavar="METHOD", help="of outpace serve --engine vllm")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, default=Path("runs/serving"))

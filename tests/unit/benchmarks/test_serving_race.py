@@ -1,4 +1,4 @@
-"""`scripts/serving_race.py`: the prompts that both servers are asked."""
+"""`scripts/serving_race.py`: the servers, the prompts that they are asked, and their table."""
 
 import json
 from argparse import Namespace
@@ -26,24 +26,60 @@ def test_prompts_are_asked_as_they_were_given(tmp_path: Path) -> None:
     assert all(item.raw == (int(item.id.removeprefix("set-")) % 2 == 0) for item in asked)
 
 
-def test_llama_cpp_runs_as_its_user_would_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a rival whose threads sleep because ours do, which has two of them on any machine, and which
-    refuses prompts that ours takes where few requests are in flight."""
-    race, started = import_module("scripts.serving_race"), list[tuple[list[str], dict[str, str]]]()
+Started = list[tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Commands and environments of servers, which are not run."""
+    race, started = import_module("scripts.serving_race"), Started()
 
     def popen(command: list[str], env: dict[str, str], **options: Any) -> Mock:
         started.append((command, env))
         return Mock(poll=Mock(return_value=None))
 
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    monkeypatch.setitem(threads._CHOSEN, "OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr(race.subprocess, "Popen", popen)
     monkeypatch.setattr(race, "urlopen", lambda address: nullcontext())
     monkeypatch.setattr(race, "processors", lambda: Mock(best_threads=6))
-    options = Namespace(levels=[1], model="x.gguf", out=tmp_path, spec=["none"], llama_server=Path("llama-server"))
+    return started
+
+
+def options(folder: Path, **changes: Any) -> Namespace:
+    given = {"levels": [1], "model": "x.gguf", "out": folder, "spec": ["none"], "llama_server": None, "vllm": []}
+    return Namespace(**given | changes)
+
+
+def test_llama_cpp_runs_as_its_user_would_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """Guards against a rival whose threads sleep because ours do, which has two of them on any machine, and which
+    refuses prompts that ours takes where few requests are in flight."""
+    race = import_module("scripts.serving_race")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setitem(threads._CHOSEN, "OMP_WAIT_POLICY", "passive")
     with ExitStack() as stack:
-        assert list(race.servers(stack, options)) == ["outpace", "llama.cpp/none"]
+        asked = options(tmp_path, llama_server=Path("llama-server"))
+        assert list(race.servers(stack, asked)) == ["outpace", "llama.cpp/none"]
     (_, (theirs, variables)) = started
     assert [theirs[theirs.index(flag) + 1] for flag in ("--threads", "--threads-batch")] == ["6", "6"]
     assert int(theirs[theirs.index("--ctx-size") + 1]) == race.MOST_LENGTH
     assert "OMP_WAIT_POLICY" not in variables
+
+
+def test_vllm_has_a_server_for_each_method_and_is_compared_with_itself(tmp_path: Path, started: Started) -> None:
+    """Guards against our options among vLLM's own, which follow `--`, and ratios to another server's plain decoding."""
+    race = import_module("scripts.serving_race")
+    with ExitStack() as stack:
+        names = list(race.servers(stack, options(tmp_path, vllm=["domino"])))
+    assert names == ["outpace", "vllm/plain", "vllm/domino"]
+    command, _ = started[-1]
+    assert command[command.index("--method") + 1] == "domino"
+    assert "--max-queue" not in command
+    assert command.index("--port") < command.index("--") < command.index("--enforce-eager")
+    texts = {"outpace/plain": ["a"], "outpace/outpace": ["a"], "vllm/plain": ["b"], "vllm/domino": ["b"]}
+    rows = [
+        {"name": name, "tokens_per_second": speed, "texts": {"1": text}}
+        for speed, (name, text) in zip((10.0, 20.0, 4.0, 6.0), texts.items(), strict=True)
+    ]
+    race.compare(rows)
+    assert [(row["over_plain"], row["equal"]) for row in rows] == [(1, 1), (2, 1), (1, 1), (1.5, 1)]
