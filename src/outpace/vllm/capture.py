@@ -146,7 +146,7 @@ class Capture:
             raise RuntimeError(f"the model handed out {len(aux)} hidden states, not the {len(self._aux)} asked for")
         known, layers = dict(zip(self._aux, aux, strict=True)), self._layers
         states = [hidden if tap == layers else known[min(tap, layers)][:count] for tap in self._needs.taps]
-        return torch.cat(states, dim=-1).clone()  # vLLM reuses its buffers
+        return torch.cat(states, dim=-1)  # a copy, even of one state: vLLM reuses its buffers
 
     def _note_best(self, logits: Tensor | None) -> None:
         """Keep the best ids of the pass's own logits: later calls of a step are for log-probabilities of prompts."""
