@@ -79,11 +79,15 @@ class Capture:
             target.set_aux_hidden_state_layers(self._aux)
         forward, compute = target.forward, target.compute_logits
         self._compute = compute
+        # vLLM gives models that read images embeddings, and the ids only if they ask. These ids are not passed on.
+        reads_ids = getattr(target, "requires_raw_input_tokens", True)
+        target.requires_raw_input_tokens = True
 
         @wraps(forward)
         def forward_seen(input_ids: Any = None, positions: Any = None, *args: Any, **kwargs: Any) -> Any:
             began = perf_counter()
-            output = forward(input_ids, positions, *args, **kwargs)
+            is_embedded = not reads_ids and kwargs.get("inputs_embeds") is not None
+            output = forward(None if is_embedded else input_ids, positions, *args, **kwargs)
             hidden, aux = output if isinstance(output, tuple) else (output, [])
             self._note(input_ids, hidden, aux, began)
             return hidden

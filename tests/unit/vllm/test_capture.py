@@ -31,6 +31,30 @@ class Model:
         return hidden
 
 
+class SeeingModel(Model):
+    """Also reads images."""
+
+    requires_raw_input_tokens = False
+    layers = ()
+
+    def forward(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None) -> Any:
+        assert (input_ids is None) != (inputs_embeds is None)
+        return super().forward(positions, positions)
+
+
+def test_ids_are_seen_of_models_that_read_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against models whose passes get embeddings alone: nothing was ever learned from them, without a word."""
+    monkeypatch.setattr(capture, "_rows_of_pass", lambda: ([0, 2], [2]))
+    target, made = SeeingModel(), Capture(Needs(top_k=1), LAYERS)
+    made.install(target)
+    assert target.requires_raw_input_tokens, "vLLM then gives the ids"
+    for embeddings in (torch.zeros(2, 2), None):
+        target.forward(torch.tensor([5, 6]), torch.arange(2), inputs_embeds=embeddings)
+        seen = made.take()
+        assert seen is not None
+        assert seen.tokens == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("taps", "wanted"),
     [((2, 0), [2, 0]), ((1, LAYERS), [1, -1]), ((LAYERS + 1,), [LAYERS]), ((LAYERS, LAYERS + 1, 1), [-1, LAYERS, 1])],
