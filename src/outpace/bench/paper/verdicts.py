@@ -19,6 +19,8 @@ TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, 
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
 Cells = Mapping[Cell, Measured]
+Units = tuple[str, int]
+"""What tells prompts from others, and the number of them, or of groups decoded together, in one run."""
 _WORST: tuple[Verdict, ...] = ("does not hold", "undecided", "holds on average", "holds")
 
 
@@ -72,6 +74,7 @@ class CellComparison:
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
         self.sets = list(dict.fromkeys(of for _, _, of in cells))
+        self._first_ids = {of: cell.ids or of for (_, _, of), cell in reversed([*cells.items()])}
 
     def has(self, run: str, row: str) -> bool:
         return any((run, row, of) in self.cells for of in self.sets)
@@ -84,10 +87,10 @@ class CellComparison:
                 found[of] = cell.metric(name, draws(cell.ids or of, len(cell.own["steps"])))
         return found
 
-    def units(self, run: str, row: str, sets: Sequence[str] = ()) -> list[int]:
-        """The number of prompts, or of groups decoded together, of each set."""
-        own = [self.cells.get((run, row, of)) for of in sets or self.sets]
-        return [len(cell.own["steps"]) for cell in own if cell is not None]
+    def units(self, run: str, row: str, sets: Sequence[str] = ()) -> list[Units]:
+        """The prompts, or groups decoded together, of each set."""
+        own = [(of, self.cells.get((run, row, of))) for of in sets or self.sets]
+        return [(self._first_ids[of], len(cell.own["steps"])) for of, cell in own if cell is not None]
 
     def estimate(self, name: str, run: str, row: str, sets: Sequence[str] = ()) -> Estimate | None:
         """A metric with its interval; None where nothing was measured, or the metric has no value."""
@@ -105,7 +108,7 @@ class CellComparison:
             value=float(pooled[0]),
             low=low,
             high=high,
-            deviation=float(np.mean([cell.deviation(name) for cell in own])) if min(units) > 1 else None,
+            deviation=float(np.mean([cell.deviation(name) for cell in own])) if min(n for _, n in units) > 1 else None,
             sets={of: float(numbers[0]) for of, numbers in by_set.items()},
             prompts=prompts,
             equal=sum(cell.equal for cell in own) / prompts,
@@ -119,9 +122,13 @@ def _interval(numbers: Numbers) -> Numbers:
     return bounds
 
 
-def _decides(units: Sequence[int]) -> bool:
-    """Whether these numbers of prompts by set suffice for an interval: a single prompt shows no spread."""
-    return sum(units) >= FEWEST and min(units, default=0) > 1
+def _decides(units: Sequence[Units]) -> bool:
+    """Whether prompts suffice for an interval: a single one shows no spread. Those of several runs, or under several
+    names, count once: by the most of them, as runs group them differently."""
+    most: dict[str, int] = {}
+    for prompts, count in units:
+        most[prompts] = max(count, most.get(prompts, 0))
+    return sum(most.values()) >= FEWEST and min(count for _, count in units) > 1
 
 
 @dataclass
@@ -136,8 +143,7 @@ class _Side:
         shown: the quantity that is printed.
         gaps: the quantity that must be positive, for each run and set.
         places: the run and set of each of them.
-        units: the number of prompts, or batches, of each of them.
-        by_set: the same for each set: runs share their prompts, which count as evidence once.
+        units: the prompts, or batches, of each of them.
         is_exact: it is a count, which needs no interval.
     """
 
@@ -148,14 +154,17 @@ class _Side:
     shown: Numbers = field(default_factory=lambda: np.zeros(1))
     gaps: list[Numbers] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
-    units: list[int] = field(default_factory=list)
-    by_set: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    units: list[Units] = field(default_factory=list)
     is_bound: bool = False
     is_exact: bool = False
 
     @property
     def decides(self) -> bool:
-        return _decides([count for counts in self.by_set.values() for count in counts])
+        return _decides(self.units)
+
+    @property
+    def prompts(self) -> int:
+        return sum(count for _, count in self.units)
 
     def verdict(self) -> tuple[Verdict, str, int | None]:
         """The verdict, its numbers, and the prompts that would decide an undecided one. The claim holds if the pooled
@@ -174,9 +183,9 @@ class _Side:
             return ("holds on average" if against else "holds"), text, None
         if high < 0:
             return "does not hold", text, None
-        prompts, half = sum(self.units), (high - low) / 2
-        more = int(np.ceil(prompts * (half / abs(value)) ** 2)) if value else 0
-        return "undecided", text, more if prompts < more <= MOST else None
+        half = (high - low) / 2
+        more = int(np.ceil(self.prompts * (half / abs(value)) ** 2)) if value else 0
+        return "undecided", text, more if self.prompts < more <= MOST else None
 
 
 def judge(
@@ -216,7 +225,7 @@ def judge(
     verdicts = [one.verdict() for one in sides]
     if claim.of_average:
         verdicts = [("holds" if one[0] == "holds on average" else one[0], *one[1:]) for one in verdicts]
-    numbers, prompts = "; ".join(one[1] for one in verdicts), max((sum(one.units) for one in sides), default=0)
+    numbers, prompts = "; ".join(one[1] for one in verdicts), max((one.prompts for one in sides), default=0)
     if claim.contradiction is not None:
         return found("the paper contradicts itself", numbers, prompts, why=claim.contradiction)
     for row in claim.named_rows:
@@ -277,12 +286,11 @@ class _Sides:
         of_row = self._bound if claim.larger_on is None else self._groups
         return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
 
-    def _add(self, side: _Side, gap: Numbers, label: str, of: str, *units: int) -> None:
+    def _add(self, side: _Side, gap: Numbers, label: str, of: str, units: Sequence[Units]) -> None:
         """Add the quantity that must be positive for a run and set."""
         side.gaps.append(gap)
         side.places.append(f"{of} ({label})" if label and len(self.labels) > 1 else of)
         side.units += units
-        side.by_set[of] = units
 
     def _values(self, label: str, row: str, sets: Sequence[str] = ()) -> dict[str, Numbers]:
         claim, sets = self.claim, sets or self.claim.sets
@@ -301,8 +309,8 @@ class _Sides:
         ]
         return {of: own[of] / np.maximum(base[of], 1e-9) for of in paired}
 
-    def _units(self, label: str, row: str, of: str) -> int:
-        return self.comparison.units(label, row, (of,))[0]
+    def _units(self, label: str, row: str, of: str) -> list[Units]:
+        return self.comparison.units(label, row, (of,))
 
     def _are_paired(self, label: str, first: str, second: str, of: str) -> bool:
         """Whether two rows have equally many prompts of a set, which they do not if a run was stopped."""
@@ -341,7 +349,7 @@ class _Sides:
         for of in by_run[0][1] if len(by_run) > 1 else ():
             if all(of in found for _, found in by_run):
                 rises.append(_rise(np.stack([found[of] for _, found in by_run])))
-                units = min(self._units(label, row, of) for label, _ in by_run)
+                units = [one for label, _ in by_run for one in self._units(label, row, of)]
                 self._add(side, rises[-1] * (1.0 if self.claim.rises else -1.0), "", of, units)
         if rises:
             side.pooled, side.shown = np.mean(side.gaps, axis=0), np.mean(rises, axis=0)
@@ -384,7 +392,7 @@ class _Sides:
                 one, other = (np.mean(list(found.values()), axis=0) for found in (first, second))
                 pairs.append((one, other))
                 units = self.comparison.units(label, row, [of for group in self.claim.larger_on for of in group])
-                self._add(side, self.sign * (one - other), label, "these sets", *units)
+                self._add(side, self.sign * (one - other), label, "these sets", units)
         if pairs:
             one, other = _means(pairs)
             side.pooled, side.shown = self.sign * (one - other), one / np.maximum(other, 1e-9)

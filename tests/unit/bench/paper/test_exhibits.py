@@ -82,7 +82,7 @@ def test_a_full_run_can_decide_every_claim(paper: str) -> None:
             runs = [run for run in exhibit.runs if run.training is None and run.label in (claim.runs or (run.label,))]
             kept = [(run, of) for run in runs for of in run.sets if of in (claim.sets or (of,))]
             if kept and not METRICS[claim.metric].is_exact:
-                assert _decides([-(-run.prompts // run.batch) for run, _ in kept]), claim.id
+                assert _decides([(of, -(-run.prompts // run.batch)) for run, of in kept]), claim.id
 
 
 NAMED_WRONGLY: dict[str, tuple[dict[str, Any], str]] = {

@@ -114,6 +114,15 @@ def test_runs_of_the_same_prompts_are_no_more_prompts() -> None:
     assert (found.verdict, found.why, found.prompts) == ("undecided", TOO_FEW, 8)
 
 
+def test_a_run_of_large_groups_leaves_the_others_their_prompts() -> None:
+    """Guards against verdicts that wait for more prompts, whatever is measured, because the last run has few groups."""
+    rows = {f"{row}_{run}": [steps[:count]] for row, steps in (("fast", FAST * 2), ("slow", SLOW * 2))
+            for run, count in (("cold", 8), ("warm", 2))}  # fmt: skip
+    assert verdict({"order": ("fast", "slow")}, **rows).verdict == "holds"
+    trend = verdict({"falls": ("fast",)}, fast_cold=[FAST * 2], fast_warm=[SLOW[:2]])
+    assert (trend.verdict, trend.prompts) == ("holds", 12)
+
+
 def test_sets_draw_their_own_prompts() -> None:
     """Guards against sets of one size that all draw the same places, whose intervals are then too wide or narrow."""
     assert not np.array_equal(draws("a", 4), draws("b", 4))
@@ -128,6 +137,10 @@ def test_two_names_of_the_same_prompts_are_no_more_evidence() -> None:
     assert one is not None
     assert two is not None
     assert (one.low, one.high) == pytest.approx((two.low, two.high))
+    few = replace(cell([20.0, 31, 22]), ids="p0 p1 p2")
+    named_twice = CellComparison({("cold", "row", of): few for of in "ab"}).estimate("tokens_per_step", "cold", "row")
+    assert named_twice is not None
+    assert named_twice.low is None, "three prompts"
 
 
 def test_a_row_that_is_absent_is_named() -> None:
