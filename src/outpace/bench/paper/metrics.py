@@ -159,8 +159,9 @@ class Metric:
     fewer_is_better: bool = False
     is_exact: bool = False
 
-    def printed(self, value: float) -> str:
-        return f"{value:.{self.digits}f}{self.unit}"
+    def printed(self, value: float, more: int = 0) -> str:
+        """A value, with this many places more than usual."""
+        return f"{value:.{self.digits + more}f}{self.unit}"
 
 
 def _ratio(over: str, under: str, factor: float = 1.0) -> Callable[[Sums, Sums], Numbers]:

@@ -137,8 +137,9 @@ class _Side:
 
     Attributes:
         name: what is compared.
-        form: formats a number of it.
+        form: formats a number of it, with this many places more than usual.
         claimed: the claimed bound, and the values by run if there are several.
+        limits: the claimed bounds, as numbers.
         pooled: the quantity that must be positive, over all sets and runs; zero suffices for a bound.
         shown: the quantity that is printed.
         gaps: the quantity that must be positive, for each run and set.
@@ -148,8 +149,9 @@ class _Side:
     """
 
     name: str
-    form: Callable[[float], str]
+    form: Callable[[float, int], str]
     claimed: str = ""
+    limits: tuple[float, ...] = (1.0,)
     pooled: Numbers = field(default_factory=lambda: np.zeros(1))
     shown: Numbers = field(default_factory=lambda: np.zeros(1))
     gaps: list[Numbers] = field(default_factory=list)
@@ -166,18 +168,24 @@ class _Side:
     def prompts(self) -> int:
         return sum(count for _, count in self.units)
 
+    def _apart(self, value: float) -> str:
+        """A number, with as many places as tell it from a claimed bound: of 0.996 to 1.004 1.00 would be one."""
+        forms = (self.form(value, more) for more in range(4))
+        of_limits = {self.form(limit, more) for limit in self.limits for more in range(4)}
+        return next((text for text in forms if text not in of_limits), self.form(value, 0))
+
     def verdict(self) -> tuple[Verdict, str, int | None]:
         """The verdict, its numbers, and the prompts that would decide an undecided one. The claim holds if the pooled
         interval is positive and so is every set; on average if some set is not; and not if the interval is negative."""
         least = 0.0 if self.is_bound else np.nextafter(0.0, 1.0)
         against = [place for place, gap in zip(self.places, self.gaps, strict=True) if not gap[0] >= least]
-        text, claimed = f"{self.name} {self.form(self.shown[0])}", f", claimed {self.claimed}"
+        text, claimed = f"{self.name} {self.form(self.shown[0], 0)}", f", claimed {self.claimed}"
         if self.is_exact:
             return ("does not hold" if against else "holds"), text + claimed, None
         if not self.decides:
             return "undecided", text + claimed, None
         value, (low, high) = self.pooled[0], _interval(self.pooled)
-        text += " ({} to {})".format(*map(self.form, _interval(self.shown))) + claimed
+        text += " ({} to {})".format(*map(self._apart, _interval(self.shown))) + claimed
         if low >= least:
             text += f", not on {', '.join(against)}" if against else ""
             return ("holds on average" if against else "holds"), text, None
@@ -316,15 +324,15 @@ class _Sides:
         """Whether two rows have equally many prompts of a set, which they do not if a run was stopped."""
         return self._units(label, first, of) == self._units(label, second, of)
 
-    def _form(self, value: float) -> str:
-        return f"{value:.2f}" if self.claim.over is not None else self.metric.printed(value)
+    def _form(self, value: float, more: int = 0) -> str:
+        return _ratio(value, more) if self.claim.over is not None else self.metric.printed(value, more)
 
     def _exact(self, bound: float) -> str:
         """A bound with a third place where two would round it to another one, such as 1.005 to 1.00."""
-        return f"{bound:.3f}" if self.claim.over is not None and round(bound, 2) != bound else self._form(bound)
+        return self._form(bound, int(self.claim.over is not None and round(bound, 2) != bound))
 
     def _pair(self, first: str, second: str) -> _Side:
-        side = _Side(f"{first} / {second}:", "{:.2f}".format, "above 1.00" if self.sign > 0 else "below 1.00")
+        side = _Side(f"{first} / {second}:", _ratio, "above 1.00" if self.sign > 0 else "below 1.00")
         both: dict[str, list[tuple[Numbers, Numbers]]] = {}
         for label in self.labels:
             one, other = self._values(label, first), self._values(label, second)
@@ -345,7 +353,7 @@ class _Sides:
         over = "" if self.claim.over is None else f" / {self.claim.over}"
         kind = "difference" if len(by_run) == 2 else "rank correlation"
         claimed, rises = "above 0" if self.claim.rises else "below 0", list[Numbers]()
-        side = _Side(f"{row}{over}: {means}; {kind}", "{:+.2f}".format, claimed)
+        side = _Side(f"{row}{over}: {means}; {kind}", lambda value, more: f"{value:+.{2 + more}f}", claimed, (0.0,))
         for of in by_run[0][1] if len(by_run) > 1 else ():
             if all(of in found for _, found in by_run):
                 rises.append(_rise(np.stack([found[of] for _, found in by_run])))
@@ -360,7 +368,8 @@ class _Sides:
         name = row if claim.over is None else f"{row} / {claim.over}"
         bounds = {"least": claim.at_least, "most": claim.at_most}
         wanted = " and ".join(f"at {side} {self._exact(bound)}" for side, bound in bounds.items() if bound is not None)
-        side = _Side(f"{name}:", self._form, wanted, is_bound=True, is_exact=self.metric.is_exact)
+        limits = tuple(bound for bound in bounds.values() if bound is not None)
+        side = _Side(f"{name}:", self._form, wanted, limits, is_bound=True, is_exact=self.metric.is_exact)
         pairs = []
         for label in self.labels:
             base = self.comparison.metric(claim.metric, label, claim.over or row, claim.sets)
@@ -385,7 +394,7 @@ class _Sides:
         """The first group of sets against the second."""
         assert self.claim.larger_on is not None
         names = " / ".join(", ".join(group) for group in self.claim.larger_on)
-        side, pairs = _Side(f"{row}, {names}:", "{:.2f}".format, "above 1.00"), []
+        side, pairs = _Side(f"{row}, {names}:", _ratio, "above 1.00"), []
         for label in self.labels:
             first, second = (self._values(label, row, sets) for sets in self.claim.larger_on)
             if first and second:
@@ -397,6 +406,10 @@ class _Sides:
             one, other = _means(pairs)
             side.pooled, side.shown = self.sign * (one - other), one / np.maximum(other, 1e-9)
         return side
+
+
+def _ratio(value: float, more: int = 0) -> str:
+    return f"{value:.{2 + more}f}"
 
 
 def _means(pairs: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:

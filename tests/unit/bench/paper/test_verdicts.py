@@ -207,6 +207,15 @@ def test_a_bound_is_printed_with_the_places_that_it_has() -> None:
     assert [text.partition("at most ")[2] for text in printed] == ["1.005", "1.20"]
 
 
+def test_an_interval_is_printed_with_the_places_that_decide_it() -> None:
+    """Guards against verdicts that their numbers deny: "0.95 (0.90 to 1.00), claimed above 1.00: does not hold"."""
+    rows = {"one": [[30.0, 32, 30, 32, 30, 32]], "other": [[30.09, 31.92, 30.09, 31.92, 30.09, 31.92]]}
+    for claim in ({"order": ("one", "other")}, {"rows": ("one",), "over": "other", "at_least": 1.0}):
+        assert " (0.998 to 1.002), claimed" in verdict(claim, **rows).numbers
+    same = verdict({"order": ("one", "twin")}, one=rows["one"], twin=rows["one"])
+    assert " (1.00 to 1.00), claimed" in same.numbers
+
+
 def test_the_first_tokens_of_an_answer() -> None:
     """Guards against rounds after the last token that counts, and one that counts whole where it ends within."""
     rounds = [[3, 4, 10.0], [1, 0, 18.0], [4, 4, 30.0], [2, 4, 40.0]]
