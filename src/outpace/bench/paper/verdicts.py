@@ -168,6 +168,20 @@ class _Side:
     def prompts(self) -> int:
         return sum(count for _, count in self.units)
 
+    def show(self, pairs: Mapping[str, list[tuple[Numbers, Numbers]]], is_ratio: bool) -> None:
+        """Print the mean over sets, of all runs and, where there are several, of each. `pairs`: by run, a row's numbers
+        and those that a ratio divides by."""
+
+        def mean(of: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
+            own, over = _means(of)
+            found: Numbers = own / np.maximum(over, 1e-9) if is_ratio else own
+            return found
+
+        self.shown = mean([pair for of_run in pairs.values() for pair in of_run])
+        if len(pairs) > 1 and not self.is_exact:
+            each = (f"{label}: {self.form(mean(of_run)[0], 0)}" for label, of_run in pairs.items())
+            self.claimed += f" ({', '.join(each)})"
+
     def _apart(self, value: float) -> str:
         """A number, with as many places as tell it from a claimed bound: of 0.996 to 1.004 1.00 would be one."""
         forms = (self.form(value, more) for more in range(4))
@@ -341,10 +355,8 @@ class _Sides:
                 self._add(side, self.sign * (one[of] - other[of]), label, of, self._units(label, first, of))
         if both:
             over, under = _means([pair for pairs in both.values() for pair in pairs])
-            side.pooled, side.shown = self.sign * (over - under), over / np.maximum(under, 1e-9)
-            each = {label: _means(pairs) for label, pairs in both.items()}
-            ratios = [f"{label}: {ours[0] / max(theirs[0], 1e-9):.2f}" for label, (ours, theirs) in each.items()]
-            side.claimed += f" ({', '.join(ratios)})" if len(each) > 1 else ""
+            side.pooled = self.sign * (over - under)
+            side.show(both, is_ratio=True)
         return side
 
     def _trend(self, row: str) -> _Side:
@@ -370,15 +382,15 @@ class _Sides:
         wanted = " and ".join(f"at {side} {self._exact(bound)}" for side, bound in bounds.items() if bound is not None)
         limits = tuple(bound for bound in bounds.values() if bound is not None)
         side = _Side(f"{name}:", self._form, wanted, limits, is_bound=True, is_exact=self.metric.is_exact)
-        pairs = []
+        pairs: dict[str, list[tuple[Numbers, Numbers]]] = {}
         for label in self.labels:
             base = self.comparison.metric(claim.metric, label, claim.over or row, claim.sets)
             for of, numbers in self._values(label, row).items():
-                pairs.append((self.comparison.metric(claim.metric, label, row, (of,))[of], base[of]))
+                own = self.comparison.metric(claim.metric, label, row, (of,))[of]
+                pairs.setdefault(label, []).append((own, base[of]))
                 self._add(side, self._within(numbers), label, of, self._units(label, row, of))
         if pairs:
-            own, over = _means(pairs)
-            side.shown = own if claim.over is None else own / np.maximum(over, 1e-9)
+            side.show(pairs, is_ratio=claim.over is not None)
             side.pooled = self._within(side.shown)
         return side
 

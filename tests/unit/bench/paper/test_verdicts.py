@@ -82,6 +82,22 @@ def test_a_comparison_prints_its_ratio(claim: dict[str, Any]) -> None:
     assert found.prompts == 10
 
 
+@pytest.mark.parametrize(
+    ("claim", "runs"),
+    [
+        ({"order": ("row", "slow")}, "(cold: 1.00, warm: 1.22, hot: 1.46)"),
+        ({"rows": ("row",), "over": "slow", "at_least": 1.0}, "(cold: 1.00, warm: 1.22, hot: 1.46)"),
+        ({"rows": ("row",), "metric": "steps", "at_most": 40.0}, "(cold: 30.4, warm: 25.0, hot: 20.8)"),
+        ({"rows": ("row",), "metric": "equal", "at_least": 100.0}, "at least 100%"),
+    ],
+)
+def test_a_comparison_in_several_runs_prints_each(claim: dict[str, Any], runs: str) -> None:
+    """Guards against a mean over levels of which none has that number."""
+    rows = {f"slow_{run}": [SLOW] * 2 for run in FASTER_BY_RUN}
+    rows |= {f"row_{run}": steps for run, steps in FASTER_BY_RUN.items()}
+    assert verdict(claim, **rows).numbers.partition("claimed ")[2].partition(", not on")[0].endswith(runs)
+
+
 def test_one_set_against_the_claim_is_an_average() -> None:
     """Guards against a claim about every set that its mean decides."""
     found = verdict({"order": ("fast", "slow")}, fast=[[10.0] * 5, [31.0] * 5], slow=[SLOW, [30.0] * 5])
