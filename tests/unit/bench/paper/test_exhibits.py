@@ -128,6 +128,21 @@ def test_counted_claims_hold() -> None:
     assert all(check()[0] for check in CHECKS.values())
 
 
+DRAWN = {
+    "graft": {
+        (one, of) for one in ("accepted_per_step", "tokens_per_second") for of in ("humaneval", "gsm8k", "mtbench")
+    },
+    "dynatree": {(one, "") for one in ("speedup_of_rates", "tokens_per_step_of_prompts", "accepted_per_drafted")},
+}
+
+
+@pytest.mark.parametrize("paper", DRAWN)
+def test_figure_7_has_the_papers_panels(paper: str) -> None:
+    """Guards against a mean over sets that the paper draws one by one, and a metric that it draws and ours does not."""
+    (found,) = [one for one in read_exhibits(paper) if one.name == "figure 7"]
+    assert {(panel.metric, ", ".join(panel.sets)) for panel in found.panels} == DRAWN[paper]
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_exhibit_has_a_page_before_anything_is_measured(paper: str, tmp_path: Path) -> None:
     """Guards against a page that a value of an exhibit breaks, which only a whole suite would show."""
