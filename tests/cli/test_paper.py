@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +34,22 @@ def test_verdicts_printed_are_this_runs(tmp_path: Path) -> None:
         (tmp_path / name / "manifest.json").write_text(json.dumps(about | {"losses": own}))
     folders = ("--out", str(tmp_path / "own"), "--from", str(tmp_path / "other"))
     assert last_json(run("paper", "domino", "--figure", "4", "--report-only", *folders))["claims"]["D18a"] == "holds"
+
+
+def test_a_list_says_what_is_measured_and_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an empty folder that a list leaves behind, and records that it does not see."""
+    answer = SimpleNamespace(metrics=SimpleNamespace(tpot_ms=10.0))
+    model = SimpleNamespace(generate=lambda *given, **options: answer)
+    monkeypatch.setattr(import_module("outpace.cli.paper"), "load_for", lambda *given: model)
+    options = ("paper", "domino", "--figure", "4", "--list", "--out", str(tmp_path / "own"))
+    listed = run(*options)
+    assert " 0 of " in listed.output, listed.exception
+    assert not (tmp_path / "own").exists()
+    about = {"target": "smollm2-135m", "quick": False, "data": "builtin", "names": {}, "absent": {}}
+    (tmp_path / "own").mkdir()
+    losses = {"losses": {"tf": [3.0] * 100}}
+    (tmp_path / "own" / "manifest.json").write_text(json.dumps(about | losses))
+    assert " 5 of " in run(*options).output
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,10 @@ def paper(
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List exhibits, their claims, and about how many minutes they decode.")
+        bool,
+        typer.Option(
+            "--list", help="List exhibits, their claims, about how many minutes they decode, and what is measured."
+        ),
     ] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing.")] = False,
     as_json: AsJson = False,
@@ -99,12 +102,13 @@ def paper(
 
         return load_for(LoadSettings(model=target, drafter=path), drafting(exhibits) if path else None, slots)
 
-    folder.mkdir(parents=True, exist_ok=True)
     prompts = PromptSets(None if data is None else path_of(data))
     suite = Suite(folder, target, quick, prompts, loaded, drafters=named, train_on=train)
     if list_:
+        suite.resume()
         _list(suite, exhibits)
         return
+    folder.mkdir(parents=True, exist_ok=True)
     if not report_only:
         suite.resume()
         suite.load_before, suite.others_use = suite.load_before or _load_of_machine(), _others_use
@@ -158,7 +162,8 @@ def _others_use() -> float:
 
 
 def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
-    """A line for each exhibit."""
+    """A line for each exhibit; of what is measured, the number of cells: a row on a set in a run."""
+    from outpace.bench.paper.measure import cells_of
     from outpace.bench.sheet import Column, Sheet
 
     model = suite.load(1, None)
@@ -169,6 +174,9 @@ def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
         sets = dict.fromkeys(of for run in exhibit.runs_of(suite.is_quick) for of in run.sets)
         takes = "diagram" if exhibit.kind == "diagram" else f"{minutes:.0f} min"
         claims = ", ".join(claim.id for claim in exhibit.claims)
-        lines.append([exhibit.name, exhibit.title, ", ".join(sets), claims, takes])
+        cells, _ = cells_of(exhibit, suite.folder, suite.is_quick, suite.names, suite.absent, suite.losses)
+        planned = exhibit.cells_of(suite.is_quick)
+        measured = f"{len(cells.keys() & planned)} of {len(planned)}" if planned else ""
+        lines.append([exhibit.name, exhibit.title, ", ".join(sets), claims, takes, measured])
     columns = [Column("exhibit", is_name=True), Column("shows", prose=50), Column("sets", 3, prose=40)]
-    Sheet([*columns, Column("claims", 2, prose=20), Column("decoding")], lines).show()
+    Sheet([*columns, Column("claims", 2, prose=20), Column("decoding"), Column("measured", 1)], lines).show()
