@@ -289,6 +289,7 @@ class Suite:
         run, items = job.run, self.prompts.of(job.of, job.run)
         ready = {asked: as_settled(model, [method])[0] for asked, method in methods.items()}
         self.names |= {f"{job.key} {asked}": settled for asked, settled in ready.items()}
+        self._write_manifest()  # now, for a report of a run that is killed within this set
         prompts = len(items) - run.warm
         done = {one for records in _folders(self.folder, job.key) for one in _methods(records, prompts)}
         wanted = tuple(dict.fromkeys(one for one in ready.values() if one not in {PLAIN, *done}))

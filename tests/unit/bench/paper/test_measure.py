@@ -99,6 +99,30 @@ def test_a_run_that_ended_at_once_has_a_report(suite: Callable[[], Suite]) -> No
     assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 3, "TR": 3, "PLD": 3}
 
 
+def test_a_run_that_was_killed_shows_the_prompts_that_it_has(
+    suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows under another name than their exhibit's, such as those with a warm-up or a stand-in, that a
+    killed run leaves out of its report."""
+    own = suite()
+    model = own.load(1, None)
+    generate = model.generate
+
+    def killed(*given: Any, **options: Any) -> Any:
+        files = own.folder.glob("records/*/*/records.jsonl")
+        if sum(len(file.read_text().splitlines()) for file in files) == 6:  # two prompts of three methods
+            raise KeyboardInterrupt
+        return generate(*given, **options)
+
+    monkeypatch.setattr(model, "generate", killed)
+    lacking = {"name": "Medusa", "method": "medusa:budget=7", "stand_in": "recycle:budget=3"}
+    given = exhibit(rows=[ROWS[1], lacking], claims=[])
+    with pytest.raises(KeyboardInterrupt):
+        shown(own, given)
+    (found,) = write_report("graft", [given], [RecordFolder.read(own.folder)], own.folder)
+    assert {line["row"]: line["prompts"] for line in found.table()} == {"plain": 2, "PLD": 2, "Medusa": 2}
+
+
 def test_other_programs_are_looked_at_between_prompts(
     suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch
 ) -> None:
