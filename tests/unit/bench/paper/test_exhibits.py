@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from safetensors import safe_open
 
 from outpace.bench.paper import exhibit as exhibit_module
 from outpace.bench.paper.checks import CHECKS
@@ -121,6 +122,18 @@ def test_two_files_of_one_exhibit_are_refused(monkeypatch: pytest.MonkeyPatch, t
         nameless.write_text('title = "Rows"\nshows = "rows"\n')
     with pytest.raises(InvalidRequest, match=r"exhibit graft, table-\d+.toml: .*\nname\n"):
         read_exhibits("graft")
+
+
+def test_texts_name_the_draft_vocabulary_of_every_target() -> None:
+    """Guards against one target's number of draft ids in the report of another."""
+    sizes = set()
+    for file in (ROOT / "drafters").glob("*/domino/vocabulary.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            sizes.add(f"{len(tensors.get_tensor('ids')):,}")
+    for exhibit in read_exhibits("domino"):
+        texts = [exhibit.here, *(why for claim in exhibit.claims for why in claim.why.values())]
+        for text in texts if not exhibit.training else []:  # which makes drafters of its own
+            assert {size for size in sizes if size in text} in (set(), sizes), f"{exhibit.name}: {text}"
 
 
 def test_counted_claims_hold() -> None:
