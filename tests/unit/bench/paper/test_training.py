@@ -36,6 +36,13 @@ def test_losses_decide_claims_about_the_backbone(tmp_path: Path) -> None:
     assert [one["D18b"] for one in verdicts] == ["holds", "does not hold"]
 
 
+def test_a_second_seed_is_judged_apart(tmp_path: Path) -> None:
+    """Guards against a difference of one seed under the name of the strategies that it compares."""
+    losses = {"tf-curr": FALLING, "tf": FLAT, "tf-curr-seed-1": FLAT[::-1], "tf-seed-1": FALLING}
+    verdicts = {one.claim: one.verdict for one in shown(tmp_path, losses).findings}
+    assert (verdicts["D18a"], verdicts["D18a second seed"]) == ("holds", "does not hold")
+
+
 def test_losses_are_no_outputs(tmp_path: Path) -> None:
     """Guards against a table that calls steps of a training equal outputs, and a figure without the curves."""
     found = shown(tmp_path, {"tf-curr": FALLING, "tf": FLAT})
