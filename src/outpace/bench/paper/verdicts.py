@@ -12,7 +12,10 @@ from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 
 RESAMPLES = 2000
 FEWEST = 6  # prompts that an interval needs
-USUAL: Mapping[Verdict, str] = {"undecided": "The difference is smaller than these prompts can tell."}
+USUAL: Mapping[Verdict, str] = {
+    "undecided": "The difference is smaller than these prompts can tell.",
+    "holds on average": "A set or run with few prompts, or groups of them, may differ by chance.",
+}
 """Reasons of verdicts, for claims without one."""
 MOST = 10_000  # prompts; a claim that would need more is as good as level
 TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."

@@ -101,7 +101,7 @@ def test_a_comparison_in_several_runs_prints_each(claim: dict[str, Any], runs: s
 def test_one_set_against_the_claim_is_an_average() -> None:
     """Guards against a claim about every set that its mean decides."""
     found = verdict({"order": ("fast", "slow")}, fast=[[10.0] * 5, [31.0] * 5], slow=[SLOW, [30.0] * 5])
-    assert found.verdict == "holds on average"
+    assert (found.verdict, found.why) == ("holds on average", verdicts.USUAL["holds on average"])
     assert found.numbers.endswith(", claimed above 1.00, not on b (cold)")
     of_average = verdict(
         {"order": ("fast", "slow"), "of_average": True}, fast=[[10.0] * 5, [31.0] * 5], slow=[SLOW, [30.0] * 5]
