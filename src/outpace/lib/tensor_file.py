@@ -11,12 +11,14 @@ from outpace.lib.errors import ModelError
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors by name, and the file's metadata.
+    """Write tensors by name, and the file's metadata: all of it, or nothing if the process is killed.
 
     Raises:
         ModelError: a full disk, or a folder that cannot be written, in place of safetensors' own kind of error.
     """
+    scratch = file.with_name(f"{file.name}.tmp")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, dict(about))
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, dict(about))
     except SafetensorError as error:
         raise ModelError(f"{file}: cannot be written ({error}); free some space, or choose another folder") from error
+    scratch.replace(file)

@@ -19,3 +19,16 @@ def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, {}, tensors, "absent/model")
     save_tensors(tmp_path / "a.safetensors", tensors, {"format": "pt"})
     assert (tmp_path / "a.safetensors").is_file()
+
+
+def test_a_file_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against half a warm-up that a killed run leaves, and that every later run takes for a whole one."""
+
+    def killed(tensors: object, file: Path, about: object) -> None:
+        file.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outpace.lib.tensor_file.save_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_tensors(tmp_path / "a.safetensors", {}, {})
+    assert not (tmp_path / "a.safetensors").exists()
