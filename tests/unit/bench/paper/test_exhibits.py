@@ -136,6 +136,13 @@ def test_texts_name_the_draft_vocabulary_of_every_target() -> None:
             assert {size for size in sizes if size in text} in (set(), sizes), f"{exhibit.name}: {text}"
 
 
+def test_acceptance_is_judged_at_one_level() -> None:
+    """Guards against means over levels, in which the prompts that all levels measure count once for each."""
+    (table,) = [one for one in read_exhibits("domino") if one.name == "table 3"]
+    of_acceptance = [one for one in table.claims if one.metric == "tokens_per_step" and one.contradiction is None]
+    assert {one.runs for one in of_acceptance} == {("8 in flight",)}
+
+
 def test_counted_claims_hold() -> None:
     """Guards against templates that differ from the paper's table."""
     assert all(check()[0] for check in CHECKS.values())
