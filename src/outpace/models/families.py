@@ -33,22 +33,6 @@ _CAPPED_FAMILIES = ("gemma2", "gemma3_text")
 _NEUTRAL_LOGIT_FIELDS = {"logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0, "logits_soft_cap": None}
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention"}
-_RECURRENT_TYPES = {"linear_attention", "conv", "mamba", "mamba2", "hybrid", "recurrent"}
-_RECURRENT_FIELDS = (
-    "ssm_cfg",
-    "mamba_d_state",
-    "state_size",
-    "linear_num_value_heads",
-    "time_step_rank",
-    "rwkv_hidden",
-    "rescale_every",  # RWKV
-    "lru_width",  # RecurrentGemma
-    "conv_L_cache",  # LFM2, whose convolutions have a state
-    "ssm_state_size",
-    "inference_state_dtype",  # xLSTM
-)
-# Fields for layers of different key sizes, or with shared keys: a slot has one size for all layers.
-_PER_LAYER_FIELDS = ("global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers", "block_configs")
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 
@@ -56,9 +40,8 @@ def check_supported(config: "PretrainedConfig") -> None:
     """Check that a model can be decoded losslessly.
 
     Raises:
-        UnsupportedModel: recurrent state that cannot roll back, an encoder, an unknown family, attention that is not
-            causal, layers of different shapes, post-processing of logits that is not computed, or rotary scaling that
-            depends on the longest position in a batch.
+        UnsupportedModel: an encoder, an unknown family, attention that is not causal, post-processing of logits that is
+            not computed, or rotary scaling that depends on the longest position in a batch.
     """
     _check_family(config)
     text = config.get_text_config()
@@ -95,19 +78,14 @@ def _check_family(config: "PretrainedConfig") -> None:
         text = config.get_text_config()
     except ValueError as error:  # several text parts
         raise _refusal(config, f"multimodal models with several text parts are not supported: {error}") from error
-    layer_types = set(getattr(text, "layer_types", None) or ())
-    if layer_types & _RECURRENT_TYPES or any(getattr(text, field, None) is not None for field in _RECURRENT_FIELDS):
-        raise _refusal(
-            text,
-            "its recurrent state cannot be rolled back to an accepted path, so rejected drafts would change the "
-            "output; use an attention-only model",
-        )
-    if any(getattr(text, field, None) for field in _PER_LAYER_FIELDS):
-        raise _refusal(text, "its layers differ in the size of their keys or share them, which is not supported")
     if config is not text and _TEXT_PARTS.get(config.model_type) != text.model_type:
         raise _refusal(config, f"multimodal models are not supported, except the text part of {', '.join(_TEXT_PARTS)}")
     if text.model_type not in SUPPORTED_FAMILIES:
-        raise _refusal(text, f"not supported; supported are {', '.join(SUPPORTED_FAMILIES)}")
+        raise _refusal(
+            text,
+            f"not supported; supported are {', '.join(SUPPORTED_FAMILIES)}, which have attention alone: a recurrent "
+            "state cannot be rolled back to an accepted path",
+        )
 
 
 def _check_attention(text: "PretrainedConfig") -> None:
