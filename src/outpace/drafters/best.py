@@ -9,11 +9,11 @@ from outpace.core.protocols import Stream
 from outpace.gpu.capture import HEAD_ROWS, Captured, captures_on
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.topk import KeyedDraws, largest
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 from outpace.sampling.scores import Best, Pool, awaited_draws, best_scores
 
 
-def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[Tensor], Tensor]:
+def own_scores_of(head: LmHead, device: torch.device) -> Callable[[Tensor], Tensor]:
     """`head.own_scores`, over static buffers (CUDA graphs) on a device whose passes are captured."""
     if not captures_on(device):
         return head.own_scores

@@ -6,14 +6,15 @@ drafts are restricted: the target verifies against its whole vocabulary, so its 
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.table_file import TableKind, as_ids, load_table, save_table
-from outpace.models.head import LmHead, SubsetHead, subset_head
-from outpace.models.layers.linear import layers_for
+from outpace.models.head import LmHead
+from outpace.models.layers.linear import layers_for, linear_over
 from outpace.sampling.scores import Pool
 
 FILE_NAME = "vocabulary.safetensors"
@@ -63,24 +64,42 @@ def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
     return ids
 
 
-def pool_of(head: LmHead | SubsetHead, rows: int) -> Pool | None:
+def pool_of(head: LmHead, rows: int) -> Pool | None:
     """The ids of the columns of `head.own_scores`, repeated for this many rows; None if all of the target's ids are
     scored."""
     return None if head.ids is None else Pool(head.ids.expand(rows, -1), head.vocab_size)
 
 
-def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: int) -> SubsetHead:
-    """A drafter's own head, in the target's ids.
+_HEADS: WeakValueDictionary[tuple[object, ...], LmHead] = WeakValueDictionary()
+
+
+def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: int) -> LmHead:
+    """A drafter's own head, in the target's ids. It is shared by all callers with the same arguments while one of them
+    keeps it: methods that differ only in their budgets use one head. A weight that has changed in between counts as
+    another one.
 
     Args:
         weight: [Vd, H].
         own: [Vd] the target's id of each draft id.
         vocabulary: [K] the only target ids to draft; None for all that the drafter has.
     """
-    make = layers_for(weight.dtype, weight.device)
-    if vocabulary is None:
-        return subset_head(weight, None, own, vocab_size, make=make)
-    rows = torch.isin(own, vocabulary.to(own.device)).nonzero()[:, 0]
-    if not len(rows):
-        raise ModelError("vocabulary: it has no id in common with the drafter's own reduced vocabulary")
-    return subset_head(weight, rows, own[rows], vocab_size, make=make)
+    make, ids = layers_for(weight.dtype, weight.device), own
+    if vocabulary is not None:
+        ids = own[torch.isin(own, vocabulary.to(own.device))]
+        if not len(ids):
+            raise ModelError("vocabulary: it has no id in common with the drafter's own reduced vocabulary")
+
+    def made() -> LmHead:
+        part = weight if vocabulary is None else weight[torch.isin(own, ids).to(weight.device)]
+        # The weight is kept alive because its address is part of the key.
+        return LmHead(linear_over(part), None, make, ids.to(weight.device), vocab_size, kept=weight)
+
+    if weight.is_meta:  # without data there is nothing to compare
+        return made()
+    version = 0 if weight.is_inference() else weight._version
+    storage = weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
+    key = (*storage, *(one.cpu().numpy().tobytes() for one in (own, ids)), vocab_size, make is None)
+    found = _HEADS.get(key)
+    if found is None:
+        found = _HEADS[key] = made()
+    return found

@@ -18,7 +18,7 @@ from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError, first_line
 from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.families import check_supported
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 from outpace.models.layers.linear import layers_for
 from outpace.models.layers.prepare import prepare, prepare_decoder
 from outpace.models.loading.config import EMBEDDING, TARGETS, VOCABULARY, check_sizes, is_bare, read_config
@@ -86,7 +86,7 @@ class DraftModel(PackedModel):
             self.kv.commit([slot], [range(len(ids))])
 
     @torch.inference_mode()
-    def grow(self, growths: Sequence[DraftRows], head: SubsetHead | None = None, window: int | None = None) -> Tensor:
+    def grow(self, growths: Sequence[DraftRows], head: LmHead | None = None, window: int | None = None) -> Tensor:
         """As `level_scores`. `window`: how many of the last committed rows are seen, as of `SlotKV.windowed`; None for
         all."""
         self._count([growth.tokens for growth in growths])
@@ -106,7 +106,7 @@ class DraftModel(PackedModel):
 
 @NET
 @torch.inference_mode()
-def level_scores(model: PackedModel, growths: Sequence[DraftRows], head: SubsetHead | None = None) -> Tensor:
+def level_scores(model: PackedModel, growths: Sequence[DraftRows], head: LmHead | None = None) -> Tensor:
     """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
 
     Args:

@@ -15,7 +15,7 @@ from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.methods.catalog import MethodSpec
 from outpace.models.draft import DraftModel
 from outpace.models.head import LmHead
-from outpace.models.layers.linear import layers_for
+from outpace.models.layers.linear import layers_for, linear_over
 from outpace.models.loading.shipped import find_drafter
 from outpace.vllm.settings import ProposerSettings
 
@@ -47,11 +47,8 @@ class BorrowedTarget:
         table = self._whole(table, ranks)
         head = table if is_tied else self._whole(head, ranks)
         self.embedding = nn.Embedding.from_pretrained(table, freeze=True)
-        layer = nn.Linear(head.shape[1], head.shape[0], bias=False, device="meta")
-        layer.weight = nn.Parameter(head, requires_grad=False)
         bias = getattr(model.lm_head, "bias", None)
-        if bias is not None:
-            layer.bias = nn.Parameter(self._whole(bias.detach(), ranks), requires_grad=False)
+        layer = linear_over(head, None if bias is None else self._whole(bias.detach(), ranks))
         softcap = getattr(model.logits_processor, "soft_cap", None)
         self.head = LmHead(layer, softcap, layers_for(head.dtype, head.device))
 

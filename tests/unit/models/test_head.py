@@ -133,4 +133,4 @@ def test_a_restricted_head_is_the_full_one_on_its_ids(dtype: torch.dtype) -> Non
     assert int(torch.isfinite(found).sum()) == 5 * len(ids)
     exact = torch.tanh(exact_logits(layer, hidden)[:, ids] / 20) * 20
     assert torch.equal(found[:, ids].argmax(dim=-1), exact.argmax(dim=-1))
-    assert subset._head.weight.untyped_storage().nbytes() == len(ids) * 64 * dtype.itemsize
+    assert subset.weight.untyped_storage().nbytes() == len(ids) * 64 * dtype.itemsize

@@ -11,7 +11,7 @@ from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 from outpace.trees.proposer import GrowingProposer
 
 N = TypeVar("N", bound=DFlashNet)
@@ -22,7 +22,7 @@ As there, it takes no more rows than the block: its default budget is what the b
 
 def trained_block(
     options: ModelOptions, context: BuildContext, net_class: type[N], method: str
-) -> tuple[N, TargetParts, LmHead | SubsetHead]:
+) -> tuple[N, TargetParts, LmHead]:
     """A block drafter, its target, and the head over the ids that it drafts. `method`: its name and its kind's."""
     net, target = context.trained(net_class, method, method)
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)

@@ -17,7 +17,7 @@ from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.drafters.ranked_vocabulary import pool_of
 from outpace.drafters.scratch import SlotState
 from outpace.kernels.lattice import Woven
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 from outpace.sampling.scores import Pool
 
 _WAITING = 256  # maximum number of positions of a request whose features wait
@@ -110,7 +110,7 @@ class BlockSource(BaseSource):
         self,
         net: DFlashNet,
         embed: Callable[[Tensor], Tensor],
-        head: LmHead | SubsetHead,
+        head: LmHead,
         max_length: int,
         max_slots: int,
         noise: bool = True,

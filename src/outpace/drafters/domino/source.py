@@ -18,7 +18,7 @@ from outpace.drafters.domino.kernel import compiled_head
 from outpace.drafters.domino.net import DominoNet
 from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked
 from outpace.kernels.exact import path_taken
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 
 
 def block_source(net: DFlashNet, *arguments: Any, **options: Any) -> BlockSource:
@@ -45,7 +45,7 @@ class DominoSource(BlockSource):
         self,
         net: DominoNet,
         embed: Callable[[Tensor], Tensor],
-        head: LmHead | SubsetHead,
+        head: LmHead,
         max_length: int,
         max_slots: int,
         noise: bool = True,

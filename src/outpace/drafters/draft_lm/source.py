@@ -43,7 +43,7 @@ class LanguageModelSource(BaseSource, ABC):
         self.needs = Needs()
         # Either model may have more ids than the other, padding of its embedding.
         kept = None if vocabulary is None else vocabulary[vocabulary < model.vocab_size]
-        self._head = None if kept is None else model.head.restricted(kept)
+        self._head = model.head if kept is None else model.head.restricted(kept)
         self._vocab_size, self._noise, self._limit = vocab_size, noise, model.max_length
 
     def begin(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[int]:
@@ -83,7 +83,7 @@ class LanguageModelSource(BaseSource, ABC):
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""
-        if self._head is not None:
+        if self._head.ids is not None:
             return logits, Pool(self._head.ids.expand(len(logits), -1), self._vocab_size)
         missing = self._vocab_size - logits.shape[1]
         if missing <= 0:

@@ -15,7 +15,7 @@ from outpace.drafters.net_slots import NetPass, Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of, pool_of
 from outpace.drafters.scratch import Scratch, best_children
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 
 SCRATCH_ROWS = 512
 """Room for one tree behind the committed rows."""
@@ -62,7 +62,6 @@ class EagleSource(PairSource[EagleState]):
         self.net, self._embedding, self._noise = net, embedding, noise
         self._compiled, path = compiled_fusion(net, self.slots)
         self.computed_by = {"layer": path}
-        self._head: LmHead | SubsetHead
         if net.lm_head is not None:
             self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)
         else:

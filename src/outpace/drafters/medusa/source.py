@@ -12,7 +12,7 @@ from outpace.drafters.depthwise import DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
 from outpace.drafters.scratch import SlotState
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class MedusaSource(DepthwiseSource):
     ) -> None:
         self.net, self._noise = net, noise
         self.needs = Needs(taps=(net.config.tap(layers),))
-        self._scorers: list[LmHead | SubsetHead]  # one per head, or one for all
+        self._scorers: list[LmHead]  # one per head, or one for all
         if net.config.head == "target":
             self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
         else:

@@ -53,5 +53,5 @@ class TokenSwift(DepthwiseSource, SelfDraft):
         here = torch.zeros(1, dtype=torch.int64)
         parts = [PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, view=state.view) for state in states]
         hidden, tapped = self.model.run_tapped(parts, (self._tap,))  # [R, H]
-        first = (self._head or self.model.head).scores(hidden)  # [R, V]
+        first = self._head.scores(hidden)  # [R, V]
         return torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)

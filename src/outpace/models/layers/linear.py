@@ -96,6 +96,15 @@ class PackedLinear(nn.Module):
         return product
 
 
+def linear_over(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A frozen layer of torch over a weight [out, in] and a bias [out], which it shares."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
+
+
 def is_conv1d(layer: nn.Module) -> bool:
     """Whether this is transformers' linear layer with a weight [in, out]; known by name, as importing it is slow."""
     kind = type(layer)

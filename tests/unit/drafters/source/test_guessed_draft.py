@@ -130,5 +130,5 @@ def test_what_guesses_is_an_option(tmp_path: Path) -> None:
         proposer: Any = build_proposer(parse_method(f"triforce:guess={guess}"), around)
         assert type(proposer.source.guesser).__name__ == kind
         assert (proposer.budget, proposer.source.selector) == (GAMMA, Chunks(target, 4096))
-        assert proposer.source._head is None
+        assert proposer.source._head.ids is None
     assert len(proposer.source.guesser.source._head.ids) == 20
