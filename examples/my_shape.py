@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from outpace.methods import Level, PlainShape, Shape
+from outpace.methods import GrowingShape, Level, Shape
 
 
 class ForkConfig(BaseModel):
@@ -26,7 +26,7 @@ class ForkConfig(BaseModel):
     depth: int = Field(default=6, ge=1, le=64, description="drafted tokens on the longest path")
 
 
-class Fork(PlainShape):
+class Fork(GrowingShape):
     width = 2
 
     def __init__(self, config: ForkConfig) -> None:

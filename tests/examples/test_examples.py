@@ -15,7 +15,7 @@ from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.lib import plugins
 from outpace.lib.errors import InvalidRequest, MethodError
-from outpace.methods import Level, PlainShape, Shape
+from outpace.methods import GrowingShape, Level, Shape
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
 from outpace.trees.proposer import GrowingProposer
@@ -79,13 +79,13 @@ def test_a_shape_that_lacks_a_part_is_refused_by_name() -> None:
     """Guards against an AttributeError in the first round, of a shape without a width, or of one that grows and has no
     class of settings, which made it a static one."""
 
-    class Widthless(PlainShape):
+    class Widthless(GrowingShape):
         def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
             return level.log_probs > -1, level.log_probs > -1
 
     made: Any = Widthless()
     shape = Shape(lambda *settings: made, "a shape without a width")
-    with pytest.raises(MethodError, match=r"^shape Widthless: has no width; derive the class from .*PlainShape"):
+    with pytest.raises(MethodError, match=r"^shape Widthless: has no width; derive the class from .*GrowingShape"):
         shape.growing(ShapeConfig())
     with pytest.raises(MethodError, match=r"^shape Widthless: has no plan; a growing one needs settings: Shape\("):
         shape.static()

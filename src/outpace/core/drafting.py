@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -128,8 +128,10 @@ class Gates(NamedTuple):
     thresholds: tuple[float, ...]
 
 
-class GrowingShape(Protocol):
-    """Selects candidates level by level. It keeps no state except the history in its per-request states.
+class GrowingShape:
+    """Selects candidates level by level; a class of its own adds `width` and `grow`. It keeps no state except the
+    history in its per-request states. By default there is none, each request keeps its budget, and all levels weigh the
+    same.
 
     `begin` starts a round with the budgets of all its requests. `grow` and `kept` get the same states in the same
     order. `weight` is the factor, above 0, of scores at a depth (from 1) in cumulative ones. `grow` returns two masks
@@ -147,25 +149,34 @@ class GrowingShape(Protocol):
     """
 
     width: int
-    reranks: bool
-    wants_entropy: bool
-    draws: bool
+    reranks = False
+    wants_entropy = False
+    draws = False
 
-    def open(self, alone: bool = False) -> Any: ...
+    if TYPE_CHECKING:  # a shape without it is refused by name
 
-    def close(self, state: Any) -> None: ...
+        def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 
-    def weight(self, depth: int) -> float: ...
+    def open(self, alone: bool = False) -> Any:
+        return None
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None: ...
+    def close(self, state: Any) -> None:
+        pass
 
-    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
+    def weight(self, depth: int) -> float:
+        return 1.0
 
-    def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor: ...
+    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:
+        pass
 
-    def observe(self, state: Any, observation: Observation) -> None: ...
+    def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:
+        return budgets
 
-    def reset(self) -> None: ...
+    def observe(self, state: Any, observation: Observation) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import Options
 from outpace.drafters.shaped import shaped
-from outpace.trees.shapes.base import PlainShape
 from outpace.trees.shapes.table import Shape
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "Needs",
     "Observation",
     "Options",
-    "PlainShape",
     "PromptChunk",
     "Proposer",
     "Shape",

@@ -1,47 +1,16 @@
-"""What growing shapes share: default behaviour, and how their options write lists."""
+"""What settings of shapes share: strictness, and how options write lists."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator
-from torch import Tensor
 
-from outpace.core.protocols import Observation
 from outpace.lib.strict import StrictSettings
 
 
 class ShapeConfig(StrictSettings):
     """Settings of a shape."""
-
-
-class PlainShape:
-    """A growing shape without a history: each request keeps its budget, and all levels weigh the same."""
-
-    reranks = False
-    wants_entropy = False
-    draws = False
-
-    def open(self, alone: bool = False) -> Any:
-        return None
-
-    def close(self, state: Any) -> None:
-        pass
-
-    def weight(self, depth: int) -> float:
-        return 1.0
-
-    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:
-        pass
-
-    def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:
-        return budgets
-
-    def observe(self, state: Any, observation: Observation) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
 
 
 def _parts(value: object) -> object:

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from outpace.core.drafting import Level
-from outpace.trees.shapes.base import Integers, PlainShape, ShapeConfig, check_ascending
+from outpace.core.drafting import GrowingShape, Level
+from outpace.trees.shapes.base import Integers, ShapeConfig, check_ascending
 
 _BREADTH = "children per node"
 _BEAM = "nodes of a level that are expanded; by default as many as breadth"
@@ -77,7 +77,7 @@ class DddConfig(BeamConfig):
         return self
 
 
-class Beam(PlainShape):
+class Beam(GrowingShape):
     """Every expanded node proposes `breadth` children; the best `beam` of a level by cumulative score are expanded; in
     the end the best nodes of all levels make the tree."""
 

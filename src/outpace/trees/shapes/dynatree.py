@@ -10,9 +10,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from outpace.core.drafting import Level
+from outpace.core.drafting import GrowingShape, Level
 from outpace.core.protocols import Observation
-from outpace.trees.shapes.base import PlainShape, ShapeConfig
+from outpace.trees.shapes.base import ShapeConfig
 
 Prune = Literal["leaves", "expansion"]
 PRUNE = "a pruned node is not verified (leaves), or verified and not expanded (expansion)"
@@ -42,7 +42,7 @@ class BaselineTreeConfig(FixedTreeConfig):
     )
 
 
-class FixedTree(PlainShape):
+class FixedTree(GrowingShape):
     """Every node but the first gets the same number of children down to one depth (SpecInfer)."""
 
     def __init__(self, config: FixedTreeConfig) -> None:
@@ -160,7 +160,7 @@ class DynaTreeState:
     alone: bool = False
 
 
-class DynaTreeShape(PlainShape):
+class DynaTreeShape(GrowingShape):
     """The confidence-adaptive tree."""
 
     def __init__(self, config: DynaTreeConfig) -> None:

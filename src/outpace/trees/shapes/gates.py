@@ -10,9 +10,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from outpace.core.drafting import Level
+from outpace.core.drafting import GrowingShape, Level
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.trees.shapes.base import Integers, Numbers, PlainShape, ShapeConfig, check_ascending, slashed
+from outpace.trees.shapes.base import Integers, Numbers, ShapeConfig, check_ascending, slashed
 from outpace.trees.shapes.beam import Beam, BeamConfig
 
 KEPT_OF = 60
@@ -137,7 +137,7 @@ class CutConfig(ShapeConfig):
     depth: int = Field(default=64, ge=1, le=64, description="drafted tokens on the longest path")
 
 
-class Cut(PlainShape):
+class Cut(GrowingShape):
     """The best candidate of the best candidate, up to the first that is unlikely, which is left out."""
 
     width = 1

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.core.drafting import Level
-from outpace.trees.shapes.base import PlainShape, ShapeConfig
+from outpace.core.drafting import GrowingShape, Level
+from outpace.trees.shapes.base import ShapeConfig
 
 ENTROPY_SCALE = 0.15
 """The authors' factor under the square root."""
@@ -26,7 +26,7 @@ class SvipConfig(ShapeConfig):
     depth: int = Field(default=40, ge=1, le=64, description="drafted tokens on the longest path")
 
 
-class Svip(PlainShape):
+class Svip(GrowingShape):
     """The best candidate of the best candidate, up to and including the first that was drafted with high entropy.
 
     The square root of the entropy bounds how often a draft is rejected. Where the rate itself is known, as for keyed

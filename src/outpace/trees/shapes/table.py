@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from outpace.core.drafting import GrowingShape, StaticShape
 from outpace.lib.errors import MethodError
 from outpace.lib.plugins import plugins
-from outpace.trees.shapes.base import PlainShape
 from outpace.trees.shapes.beam import (
     Beam,
     BeamConfig,
@@ -51,7 +50,8 @@ class Shape:
 
     def growing(self, settings: BaseModel) -> GrowingShape:
         """The growing shape of some settings; MethodError where it lacks a part."""
-        shape: GrowingShape = _whole(self.make(settings), _GROWING, "derive the class from outpace.methods.PlainShape")
+        remedy = "derive the class from outpace.methods.GrowingShape"
+        shape: GrowingShape = _whole(self.make(settings), _GROWING, remedy)
         return shape
 
     def static(self) -> StaticShape:
@@ -60,7 +60,7 @@ class Shape:
         return shape
 
 
-_GROWING = ("width", "grow", *(name for name in vars(PlainShape) if not name.startswith("_")))
+_GROWING = ("width", "grow", *(name for name in vars(GrowingShape) if not name.startswith("_")))
 
 
 def _whole(shape: Any, parts: Sequence[str], remedy: str) -> Any:
