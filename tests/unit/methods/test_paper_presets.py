@@ -14,8 +14,7 @@ from outpace.methods.catalog import PRESETS, method, methods, option_kinds, pars
 TREES: dict[str, dict[str, Any]] = {
     # EAGLE's code, (60, 7, 10), which counts the root and the levels behind the first.
     "eagle3": {
-        "budget": 59, "shape": "beam", "depth": 8, "breadth": 10, "beam": None, "level_power": 0.0, "level_decay": 1.0,
-        "vocabulary": "all", "noise": False,
+        "budget": 59, "shape": "beam", "depth": 8, "breadth": 10, "beam": None, "vocabulary": "all", "noise": False,
     },
     # Graft, sections 3.2, A.1 and C.3 and table 11.
     "graft": {
@@ -48,8 +47,7 @@ TREES: dict[str, dict[str, Any]] = {
     "fr-spec": {"budget": 59, "depth": 6, "breadth": 10, "vocabulary": None, "noise": False},
     "svip": {"budget": 40, "depth": 40, "entropy_threshold": 0.3, "vocabulary": "all"},
     "dart": {
-        "budget": 60, "shape": "search", "breadth": 25, "beam": 20, "level_power": 0.7, "level_decay": 0.9,
-        "vocabulary": "all", "noise": False,
+        "budget": 60, "shape": "search", "breadth": 25, "beam": 20, "vocabulary": "all", "noise": False,
     },
     "medusa": {"budget": 63, "shape": "template", "vocabulary": "all", "noise": False},
     # Section 3: 1 + 3 + 9 + 27 drafted nodes, and 60 retrieved ones.

@@ -28,7 +28,7 @@ def tree_of(method: str) -> Any:
         ("eagle3", BeamConfig()),
         ("eagle3:depth=6,breadth=4,budget=20", BeamConfig(depth=6, breadth=4)),
         ("dart", SearchConfig()),
-        ("dart:beam=5,level_power=0", SearchConfig(beam=5, level_power=0.0)),
+        ("dart:beam=5,depth=4", SearchConfig(beam=5, depth=4)),
         ("dart:shape=beam", BeamConfig()),
         ("domino", None),
         ("domino:pool=9,depth=3,shape=fixed,breadth=2", FixedTreeConfig(depth=3, breadth=2)),

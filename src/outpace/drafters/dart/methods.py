@@ -10,7 +10,7 @@ from outpace.drafters.dart.source import DartSource
 from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
-from outpace.trees.shapes.beam import SearchConfig
+from outpace.trees.shapes.beam import LEVEL_DECAY
 
 
 class DartOptions(ModelOptions):
@@ -30,8 +30,7 @@ def _dart(options: DartOptions, context: BuildContext) -> Proposer:
     net, target = context.trained(DartNet, "dart", "dart")
     check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
-    settings = options.shape_settings()
-    decay = settings.level_decay if isinstance(settings, SearchConfig) else None
+    decay = LEVEL_DECAY if options.shape == "search" else None
     continuity = None
     if (file := context.read("ngrams", options.ngrams)) is not None:
         continuity = Continuity(load_ngrams(file, context.vocab_size).to(context.device), search_decay=decay)

@@ -13,7 +13,8 @@ from outpace.trees.shapes.base import Integers, ShapeConfig, check_ascending
 
 _BREADTH = "children per node"
 _BEAM = "nodes of a level that are expanded; by default as many as breadth"
-_POWER = "scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
+LEVEL_POWER, LEVEL_DECAY = 0.7, 0.9
+"""Of DART's search: scores of level l, from 0, weigh (l + 1)^-0.7 * 0.9^l."""
 
 
 class BeamConfig(ShapeConfig):
@@ -21,15 +22,12 @@ class BeamConfig(ShapeConfig):
 
     EAGLE's code names a tree by (total, depth, top-k). Its total counts the pending token, so `budget` is one less; its
     depth counts the expansions after the first level, so `depth` here, drafted tokens on the longest path, is one more.
-    (60, 7, 10) is budget=59,depth=8,breadth=10. The limits of level_power and level_decay keep every weight a normal
-    float32.
+    (60, 7, 10) is budget=59,depth=8,breadth=10.
     """
 
     depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
     breadth: int = Field(default=10, ge=1, le=64, description=_BREADTH)
     beam: int | None = Field(default=None, ge=1, le=64, description=_BEAM)
-    level_power: float = Field(default=0.0, ge=0, le=4, description=_POWER)
-    level_decay: float = Field(default=1.0, ge=0.5, le=1, description="see level_power")
 
 
 class SearchConfig(BeamConfig):
@@ -42,8 +40,6 @@ class SearchConfig(BeamConfig):
 
     breadth: int = Field(default=25, ge=1, le=64, description=_BREADTH)
     beam: int | None = Field(default=20, ge=1, le=64, description=_BEAM)
-    level_power: float = Field(default=0.7, ge=0, le=4, description=_POWER)
-    level_decay: float = Field(default=0.9, ge=0.5, le=1, description="see level_power")
 
 
 class BestFirstConfig(ShapeConfig):
@@ -92,10 +88,6 @@ class Beam(GrowingShape):
         """Nodes of a level that are expanded at most."""
         return self.config.beam or self.config.breadth
 
-    def weight(self, depth: int) -> float:
-        """Weight of a level's scores: positive, so that no child scores more than its parent."""
-        return float(depth**-self.config.level_power * self.config.level_decay ** (depth - 1))
-
     def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
         """Whether a request's tree is drafted further.
 
@@ -121,6 +113,13 @@ class Beam(GrowingShape):
                 best = scores.flatten().topk(min(self.beam, scores.numel())).indices
                 expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
         return selected, expanded
+
+
+class Search(Beam):
+    """DART's tree search: the beam, whose deeper levels weigh less."""
+
+    def weight(self, depth: int) -> float:
+        return float(depth**-LEVEL_POWER * LEVEL_DECAY ** (depth - 1))
 
 
 class BestFirst(Beam):

@@ -21,6 +21,7 @@ from outpace.trees.shapes.beam import (
     BestFirstConfig,
     DddConfig,
     DynamicDepth,
+    Search,
     SearchConfig,
 )
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
@@ -74,7 +75,7 @@ BUILT_IN = {
     "chain": Shape(Chain, "the best candidate of the best candidate"),
     "template": Shape(MedusaTemplate, "Medusa's static tree of 63 nodes", is_general=False),
     "beam": Shape(Beam, "EAGLE-2's dynamic tree: a beam, and the best nodes of all levels", BeamConfig),
-    "search": Shape(Beam, "DART's tree search: the beam with its constants", SearchConfig, False, False),
+    "search": Shape(Search, "DART's tree search: the beam with its constants", SearchConfig, False, False),
     "best-first": Shape(BestFirst, "the nodes of the most probable paths, in one call", BestFirstConfig, False, False),
     "fixed": Shape(FixedTree, "the same depth and breadth whatever the draft believes", FixedTreeConfig),
     "dynatree": Shape(DynaTreeShape, "DynaTree: breadth and depth follow confidence and history", DynaTreeConfig),

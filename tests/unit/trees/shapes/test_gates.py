@@ -108,7 +108,7 @@ def test_proportions_of_other_budgets(budget: int, kept: list[int]) -> None:
     assert shape.share(0, 0) == 0
 
 
-BEAMS = {"depth": st.integers(1, 6), "breadth": st.integers(1, 5), "level_power": st.sampled_from([0.0, 0.7])}
+BEAMS = {"depth": st.integers(1, 6), "breadth": st.integers(1, 5)}
 
 
 @settings(max_examples=40, deadline=None)
@@ -118,7 +118,7 @@ BEAMS = {"depth": st.integers(1, 6), "breadth": st.integers(1, 5), "level_power"
     heat=st.sampled_from([0.0, 0.7]),
     seed=st.integers(0, 99),
 )
-def test_open_gates_leave_the_beam(config: dict[str, float], budget: int, heat: float, seed: int) -> None:
+def test_open_gates_leave_the_beam(config: dict[str, int], budget: int, heat: float, seed: int) -> None:
     """Guards against a gate of 0, also DDD's, that closes on a probability rounded to 0, and a tree that differs."""
     source = ToySource(blend(0, VOCAB, other=seed, sharpness=300 if seed % 2 else 3))
     request = draft_request([seed % VOCAB, 1], budget, 9, seed, temperature=heat)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
@@ -17,7 +16,7 @@ from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.testing.sources import Path, ToySource, blend, node_paths, table
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer
-from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.beam import Beam, BeamConfig, Search, SearchConfig
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from tests.unit.trees.shapes.test_gates import totals_of
 
@@ -161,32 +160,24 @@ def test_a_wide_beam_expands_no_more_than_its_source_has_rows_for() -> None:
     assert sum(expanded) == MAX_TREE_NODES
 
 
-BEAMS = st.builds(
-    BeamConfig, depth=st.integers(1, 5), breadth=st.integers(1, 5), beam=st.none() | st.integers(1, 6),
-    level_power=st.sampled_from([0.0, 0.7, 4.0]), level_decay=st.sampled_from([1.0, 0.9, 0.5]),
-)  # fmt: skip
-
-
-def test_the_smallest_weight_is_a_normal_number() -> None:
-    """Guards against a weight that float32 rounds to 0: 0 times -inf is no score, and all paths would be equal."""
-    deepest = BeamConfig(depth=64, level_power=4, level_decay=0.5)
-    assert torch.tensor(Beam(deepest).weight(deepest.depth)) >= torch.finfo(torch.float32).tiny
-    for field, value in (("level_decay", 0.4), ("level_decay", 1.1), ("level_power", -0.1), ("level_power", 4.1)):
-        with pytest.raises(ValidationError, match=field):
-            BeamConfig.model_validate({field: value})
+SIZES = st.fixed_dictionaries(
+    {"depth": st.integers(1, 5), "breadth": st.integers(1, 5), "beam": st.none() | st.integers(1, 6)}
+)
+BEAMS = SIZES.map(BeamConfig.model_validate).map(Beam) | SIZES.map(SearchConfig.model_validate).map(Search)
 
 
 @settings(max_examples=80, deadline=None)
-@given(config=BEAMS, budget=st.integers(1, 40), heat=st.sampled_from([0.0, 0.7]), seed=st.integers(0, 10_000))
-def test_the_best_of_all_levels_make_a_tree(config: BeamConfig, budget: int, heat: float, seed: int) -> None:
+@given(shape=BEAMS, budget=st.integers(1, 40), heat=st.sampled_from([0.0, 0.7]), seed=st.integers(0, 10_000))
+def test_the_best_of_all_levels_make_a_tree(shape: Beam, budget: int, heat: float, seed: int) -> None:
     """Guards against weights that let a child outscore its parent, so that the best nodes are no tree; against scores
     ranked without their weights, and a beam of another width."""
     source = ToySource(blend(0, VOCAB, other=seed, sharpness=3))
     request = draft_request([3, 1], budget, 9, seed, temperature=heat)
-    (tree,) = draft(GrowingProposer(source, Beam(config), 15), [request])
+    (tree,) = draft(GrowingProposer(source, shape, 15), [request])
+    config, (power, decay) = shape.config, (0.7, 0.9) if isinstance(shape, Search) else (0.0, 1.0)
     totals: dict[Path, float] = {(): 0.0}
     for (_, path), answers in source.said.items():  # level by level
-        weight = (len(path) + 1) ** -config.level_power * config.level_decay ** len(path)
+        weight = (len(path) + 1) ** -power * decay ** len(path)
         for token, score in answers.items():
             totals[*path, token] = totals[path] + weight * score
             assert totals[*path, token] <= totals[path]
