@@ -45,10 +45,10 @@ class ModelOptions(RetrievalOptions):
         description="file of the ids that may be drafted, made by `outpace rank-vocabulary`; `all` drafts from every "
         "id; by default the drafter's own file, if it has one",
     )
-    calibration: Literal["shared", "private", "off"] = Field(
+    calibration: Literal["shared", "off"] = Field(
         default="shared",
-        description="what a growing shape compares at temperature > 0: the learned acceptance rate of a score, from "
-        "all requests (shared) or from the request alone (private), or the score itself (off)",
+        description="what a growing shape compares at temperature > 0: the acceptance rate of a score, learned from "
+        "all requests (shared), or the score itself (off)",
     )
     window: Window = None
 

@@ -50,8 +50,7 @@ def shaped(
     if settings is None:
         return StaticProposer(source, shape.static(), budget, context.device, leaves_room)
     acceptance = KeyedAcceptance() if options.is_calibrated else None
-    is_private = options.calibration == "private"
-    return grower(source, shape.growing(settings), budget, leaves_room, acceptance, is_private)
+    return grower(source, shape.growing(settings), budget, leaves_room, acceptance)
 
 
 def _narrow(source: LevelSource, window: int, device: str) -> None:

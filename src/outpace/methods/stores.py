@@ -300,6 +300,6 @@ def learns(proposer: Proposer, is_sampled: bool) -> bool:
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
     shape = base.shape if isinstance(base, GrowingProposer) else None
     carries = isinstance(shape, DynaTreeShape) and shape.config.history == "authors"
-    rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
+    rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None
     weights = isinstance(base, UnionProposer) and not base.matrix.private
     return carries or rates or weights or matrix_of(proposer) is not None

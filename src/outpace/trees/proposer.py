@@ -196,16 +196,14 @@ class GrowingProposer(Nested):
         budget: int,
         leaves_room: bool = False,
         acceptance: KeyedAcceptance | None = None,
-        private: bool = False,
     ) -> None:
         self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
-        self.needs = source.needs
-        self._leaves_room, self.private = leaves_room, private
+        self.needs, self._leaves_room = source.needs, leaves_room
 
     def made(self, alone: bool, **states: Any) -> GrowingState:
         lesson = None
         if self.acceptance is not None:
-            lesson = ScoredLevels(KeyedAcceptance() if self.private or alone else self.acceptance)
+            lesson = ScoredLevels(KeyedAcceptance() if alone else self.acceptance)
         return GrowingState(**states, of_shape=self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:

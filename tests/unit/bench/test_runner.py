@@ -202,12 +202,11 @@ def test_no_method_finds_the_prompt_of_another_written(model: Model, monkeypatch
     assert reused == [0] * len(METHODS) * len(items)
 
 
-@pytest.mark.parametrize(("private", "expected"), [(False, True), (True, False)])
-def test_rates_of_scores_are_learned(private: bool, expected: bool) -> None:
+def test_rates_of_scores_are_learned() -> None:
     """Guards against a run that goes on without the rates of acceptance that a method's shape had learned."""
     source = ToySource(blend(0.7, vocab=8))
-    proposer = GrowingProposer(source, Beam(BeamConfig()), 8, acceptance=KeyedAcceptance(), private=private)
-    assert learns(proposer, is_sampled=True) is expected
+    proposer = GrowingProposer(source, Beam(BeamConfig()), 8, acceptance=KeyedAcceptance())
+    assert learns(proposer, is_sampled=True)
     assert not learns(proposer, is_sampled=False), "greedy scores are not keyed"
 
 

@@ -109,7 +109,6 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "statistic=depth: does nothing with history=off; leave it out": ("dynatree:statistic=depth,history=off",),
     "statistic=committed: does nothing with history=authors": ("dynatree:statistic=committed,history=authors",),
     "calibration=off: does nothing with shape=chain; leave it out": ("linear:calibration=off",),
-    "calibration=private: does nothing with shape=chain": ("domino:calibration=private",),
     "calibration=off: does nothing with shape=search": ("dart:calibration=off",),
     "calibration=off: does nothing with noise=False": ("dynatree:calibration=off,noise=false",),
     "gate_table=True: does nothing with head=False; leave one of them out": ("domino:head=false,gate_table=true",),
