@@ -17,11 +17,21 @@ from outpace.kernels.attention import sight_of
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of
 from outpace.kernels.exact import NotCompiled, check_stock
 from outpace.models.layers.prepare import RowwiseActivation
-from outpace.models.plain_decoder import NORMS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+# Norms of a layer before and after attention, before and after the MLP; "" for none.
+_NORMS = {
+    "llama": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "gemma": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    "olmo2": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+}
 _ACTIVATIONS = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
 # Classes outside these packages may compute anything: subclasses, or code that came with a checkpoint.
 _STOCK = ("transformers.models.", "transformers.activations", "torch.nn.", "outpace.models.", "outpace.kernels.")
@@ -88,9 +98,9 @@ class CompiledDecoder:
         self, decoder: Any, config: "PretrainedConfig", layer: Any, settings: AttentionSettings, kept: Kept
     ) -> structs.Layer:
         if hasattr(layer, "pre_feedforward_layernorm"):
-            names = NORMS["gemma"]
+            names = _NORMS["gemma"]
         else:
-            names = NORMS["llama" if hasattr(layer, "input_layernorm") else "olmo2"]
+            names = _NORMS["llama" if hasattr(layer, "input_layernorm") else "olmo2"]
         attention = layer.self_attn
         of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         norms = Norms(*(norm_factors(norm) for norm in (*(getattr(layer, name, None) for name in names), *of_heads)))

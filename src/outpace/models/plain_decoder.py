@@ -1,11 +1,10 @@
-"""Decoders of Llama's kind without transformers, whose import takes three seconds: configs, modules, and a causal LM.
+"""Llama and Qwen without transformers, whose import takes three seconds: configs, modules, and a causal LM.
 
 Modules have the names that they have in transformers, so that layers are replaced and compiled as those are. They
 compute packed passes over slots alone, and are the reference of the compiled decoder.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,24 +18,8 @@ from outpace.models.rotation import frequencies
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-PLAIN_FAMILIES = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma2", "gemma3_text")
+PLAIN_FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types that this file computes."""
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "gemma3_text": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
-}
-_ROPELESS = 4  # SmolLM3 has no rotation in every fourth layer
-NORMS = {
-    "llama": ("input_layernorm", "", "post_attention_layernorm", ""),
-    "gemma": (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
-    "olmo2": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
-}
-"""Norms of a layer before and after attention, before and after the MLP; "" for none."""
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines [T, D]."""
 
@@ -50,13 +33,10 @@ class PlainConfig:
     """
 
     def __init__(self, model_type: str, **fields: Any) -> None:
-        given = {"attention_bias": False, "mlp_bias": False} | _DEFAULTS.get(model_type, {}) | fields
-        vars(self).update(given, model_type=model_type)
+        vars(self).update({"attention_bias": False, "mlp_bias": False} | fields, model_type=model_type)
         self._given = tuple(fields)
-        if given.get("head_dim") is None:
+        if fields.get("head_dim") is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
-        if model_type == "smollm3" and given.get("no_rope_layers") is None:
-            self.no_rope_layers = [int((layer + 1) % _ROPELESS != 0) for layer in range(self.num_hidden_layers)]
 
     if TYPE_CHECKING:
 
@@ -100,157 +80,79 @@ class RMSNorm(nn.Module):
         return self.weight * scaled.to(rows.dtype)
 
 
-class GemmaRMSNorm(nn.Module):
-    """x / rms(x) * (1 + weight) over the last dimension, in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.zeros(size)), eps
-
-    def forward(self, rows: Tensor) -> Tensor:
-        wide = rows.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (scaled * (1.0 + self.weight.float())).to(rows.dtype)
-
-
-class ScaledEmbedding(nn.Embedding):
-    """An embedding times the square root of its width, as Gemma's."""
-
-    embed_scale: Tensor
-
-    def __init__(self, count: int, size: int) -> None:
-        super().__init__(count, size, _weight=torch.empty(count, size))
-        self.register_buffer("embed_scale", torch.tensor(size**0.5, device="cpu"), persistent=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) * self.embed_scale.to(self.weight.dtype)
-
-
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of positions; one table of frequencies for each type of layer, or one for all."""
+    """Cosines and sines of positions."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
-        outer = config.rope_parameters
-        self._tables: dict[str | None, tuple[Tensor, float]] = {}
-        for kind, parameters in outer.items() if "full_attention" in outer else [(None, outer)]:
-            size = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
-            self._tables[kind] = frequencies({"rope_type": "default", **parameters}, size)
+        self._turns, self._factor = frequencies({"rope_type": "default", **config.rope_parameters}, config.head_dim)
 
-    def forward(self, rows: Tensor, positions: Tensor, kind: str | None = None) -> Rotation:
+    def forward(self, rows: Tensor, positions: Tensor) -> Rotation:
         """[..., D] of positions [...], in the dtype of `rows`."""
-        turns, factor = self._tables[kind]
-        angles = positions[..., None].float() * turns.to(positions.device)
+        angles = positions[..., None].float() * self._turns.to(positions.device)
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * factor).to(rows.dtype), (angles.sin() * factor).to(rows.dtype)
+        return (angles.cos() * self._factor).to(rows.dtype), (angles.sin() * self._factor).to(rows.dtype)
 
 
 def _rotated(rows: Tensor, tables: Rotation) -> Tensor:
-    """Rows [1, heads, T, D], whose first dimensions rotate, halves against each other."""
+    """Rows [1, heads, T, D], halves rotated against each other."""
     cosines, sines = (table[:, None] for table in tables)
-    moved, still = rows.split([cosines.shape[-1], rows.shape[-1] - cosines.shape[-1]], dim=-1)
-    low, high = moved.chunk(2, dim=-1)
-    return torch.cat((moved * cosines + torch.cat((-high, low), dim=-1) * sines, still), dim=-1)
-
-
-def _norm(config: PlainConfig, size: int) -> nn.Module:
-    kind = GemmaRMSNorm if config.model_type.startswith("gemma") else RMSNorm
-    return kind(size, config.rms_norm_eps)
+    low, high = rows.chunk(2, dim=-1)
+    return rows * cosines + torch.cat((-high, low), dim=-1) * sines
 
 
 class PlainAttention(nn.Module):
     def __init__(self, config: PlainConfig, layer_idx: int) -> None:
         super().__init__()
         family, width = config.model_type, config.hidden_size
-        self.layer_idx, self.head_dim = layer_idx, config.head_dim
-        self.scaling = (config.query_pre_attn_scalar if family.startswith("gemma") else self.head_dim) ** -0.5
-        self.softcap = getattr(config, "attn_logit_softcapping", None) if family == "gemma2" else None
-        types: Any = getattr(config, "layer_types", None)
-        self.kind = types[layer_idx] if family == "gemma3_text" else None
-        is_windowed = family == "phi3" or (types is not None and types[layer_idx] == "sliding_attention")
-        self.sliding_window = getattr(config, "sliding_window", None) if is_windowed else None
-        self.use_rope = family != "smollm3" or bool(config.no_rope_layers[layer_idx])
+        self.layer_idx, self.head_dim, self.scaling = layer_idx, config.head_dim, config.head_dim**-0.5
         queries, keys = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        self.sizes = [queries, keys, keys]
         bias = family == "qwen2" or config.attention_bias
-        if family == "phi3":
-            self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
-        else:
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, size, bias=bias) for size in self.sizes)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, size, bias=bias) for size in (queries, keys, keys))
         self.o_proj = nn.Linear(queries, width, bias=bias and family != "qwen2")
-        self.norms_all_heads = family == "olmo2"
-        if family in ("qwen3", "gemma3_text", "olmo2"):
-            widths = (queries, keys) if self.norms_all_heads else (self.head_dim, self.head_dim)
-            self.q_norm, self.k_norm = (_norm(config, size) for size in widths)
+        if family == "qwen3":
+            self.q_norm, self.k_norm = (RMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
 
-    def forward(self, rows: Tensor, rotations: dict[str | None, Rotation], cache: PassCache) -> Tensor:
+    def forward(self, rows: Tensor, rotation: Rotation, cache: PassCache) -> Tensor:
         """[1, T, H] of rows [1, T, H]; keys and values are written to the slots of `cache`."""
-        if hasattr(self, "qkv_proj"):
-            parts: Sequence[Tensor] = self.qkv_proj(rows).split(self.sizes, dim=-1)
-        else:
-            parts = self.q_proj(rows), self.k_proj(rows), self.v_proj(rows)
         query, key, value = (
-            self._heads(part, name) for part, name in zip(parts, ("q_norm", "k_norm", ""), strict=True)
+            part.unflatten(-1, (-1, self.head_dim))
+            for part in (self.q_proj(rows), self.k_proj(rows), self.v_proj(rows))
         )
-        if self.use_rope:
-            query, key = (_rotated(part, rotations[self.kind]) for part in (query, key))
+        if hasattr(self, "q_norm"):
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = (_rotated(part.transpose(1, 2), rotation) for part in (query, key))
+        value = value.transpose(1, 2)
         cache.update(key, value, self.layer_idx)
-        more: dict[str, Any] = {"sliding_window": self.sliding_window, "softcap": self.softcap}
-        attended, _ = tree_attention(self, query, key, value, None, scaling=self.scaling, slots=cache, **more)
+        attended, _ = tree_attention(self, query, key, value, None, scaling=self.scaling, slots=cache)
         out: Tensor = self.o_proj(attended.flatten(2))
         return out
-
-    def _heads(self, part: Tensor, name: str) -> Tensor:
-        """Heads [1, heads, T, D] of a projection, normalised if the family does that."""
-        norm = getattr(self, name, None) if name else None
-        if norm is not None and self.norms_all_heads:
-            part, norm = norm(part), None
-        heads = part.unflatten(-1, (-1, self.head_dim))
-        normed: Tensor = heads if norm is None else norm(heads)
-        return normed.transpose(1, 2)
 
 
 class PlainMLP(nn.Module):
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        if config.model_type == "phi3":
-            self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False)
-        else:
-            self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=bias) for _ in range(2))
+        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=bias) for _ in range(2))
         self.down_proj = nn.Linear(inner, width, bias=bias)
-        self.act_fn: nn.Module = nn.GELU("tanh") if config.model_type.startswith("gemma") else nn.SiLU()
+        self.act_fn: nn.Module = nn.SiLU()
 
     def forward(self, rows: Tensor) -> Tensor:
-        gate, up = self._gate_up(rows)
-        out: Tensor = self.down_proj(self.act_fn(gate) * up)
+        out: Tensor = self.down_proj(self.act_fn(self.gate_proj(rows)) * self.up_proj(rows))
         return out
-
-    def _gate_up(self, rows: Tensor) -> Sequence[Tensor]:
-        if hasattr(self, "gate_up_proj"):
-            return self.gate_up_proj(rows).chunk(2, dim=-1)  # type: ignore[no-any-return]
-        return self.gate_proj(rows), self.up_proj(rows)
 
 
 class PlainLayer(nn.Module):
-    """Attention and MLP, each with a norm before it, behind it (OLMo 2), or both (Gemma)."""
-
     def __init__(self, config: PlainConfig, layer_idx: int) -> None:
         super().__init__()
-        family = "gemma" if config.model_type.startswith("gemma") else config.model_type
-        self.places = NORMS.get(family, NORMS["llama"])
         self.self_attn, self.mlp = PlainAttention(config, layer_idx), PlainMLP(config)
-        for name in filter(None, self.places):
-            setattr(self, name, _norm(config, config.hidden_size))
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, rows: Tensor, rotations: dict[str | None, Rotation], cache: PassCache) -> Tensor:
-        before, behind, before_mlp, behind_mlp = self.places
-        rows = rows + self._normed(behind, self.self_attn(self._normed(before, rows), rotations, cache))
-        return rows + self._normed(behind_mlp, self.mlp(self._normed(before_mlp, rows)))
-
-    def _normed(self, name: str, rows: Tensor) -> Tensor:
-        normed: Tensor = getattr(self, name)(rows) if name else rows
-        return normed
+    def forward(self, rows: Tensor, rotation: Rotation, cache: PassCache) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), rotation, cache)
+        out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+        return out
 
 
 @dataclass(frozen=True)
@@ -265,13 +167,10 @@ class PlainDecoder(nn.Module):
         super().__init__()
         self.config = config
         count, size = config.vocab_size, config.hidden_size
-        self.embed_tokens: nn.Embedding
-        if config.model_type.startswith("gemma"):
-            self.embed_tokens = ScaledEmbedding(count, size)
-        else:  # random numbers, even without data, would import the compiler of torch
-            self.embed_tokens = nn.Embedding(count, size, _weight=torch.empty(count, size))
+        # Random numbers, even without data, would import the compiler of torch.
+        self.embed_tokens = nn.Embedding(count, size, _weight=torch.empty(count, size))
         self.layers = nn.ModuleList([PlainLayer(config, index) for index in range(config.num_hidden_layers)])
-        self.norm = _norm(config, config.hidden_size)
+        self.norm = RMSNorm(size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -280,9 +179,9 @@ class PlainDecoder(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, slots: PassCache, **others: Any) -> DecoderOutput:
         """A packed pass of ids [1, T]; `others`, further arguments of transformers, are ignored."""
         rows = self.embed_tokens(input_ids)
-        rotations = {kind: self.rotary_emb(rows, position_ids, kind) for kind in self.rotary_emb._tables}
+        rotation = self.rotary_emb(rows, position_ids)
         for layer in self.layers:
-            rows = layer(rows, rotations, slots)
+            rows = layer(rows, rotation, slots)
         return DecoderOutput(self.norm(rows))
 
 

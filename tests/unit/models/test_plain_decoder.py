@@ -23,7 +23,6 @@ from tests.unit.models.test_gguf_config import LLAMA3, YARN
 from tests.unit.models.tiny import random_ids, stock_model, tiny_config
 
 CASES = {name: case for name, case in FILE_CASES.items() if case[0] in PLAIN_FAMILIES}
-CASES["smollm3 without rotation"] = ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5})
 SHAPE = Topology.of([-1, 0, 0, 1, 2, 3])
 LONG_YARN = YARN | {"original_max_position_embeddings": 4096}
 ROTATIONS: dict[str, dict[str, Any]] = {
