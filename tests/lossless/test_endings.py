@@ -8,7 +8,7 @@ import torch
 
 from outpace.core.drafting import Candidates, Frontier, StaticShape
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, Proposer, Stream
+from outpace.core.protocols import DraftRequest, Proposer, SamplingContext
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, decode
@@ -76,7 +76,7 @@ class Asked(ToySource):
 
 
 def request(eos: tuple[int, ...], budget: int, **params: Any) -> DraftRequest:
-    return DraftRequest(Stream(SamplingParams(**params), 0, 0, [1, 2], 2, eos), budget, 6)
+    return DraftRequest(SamplingContext(SamplingParams(**params), 0, 0, [1, 2], 2, eos), budget, 6)
 
 
 def beam(source: ToySource) -> Proposer:

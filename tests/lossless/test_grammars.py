@@ -137,12 +137,12 @@ class Drawn(BaseProposer):
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = []
         for request in requests:
-            stream, depth = request.stream, request.max_depth
+            context, depth = request.sampling, request.max_depth
             q = torch.zeros(VOCAB)
             q[[write(one)[0] for one in "abxy"]] = torch.tensor([0.3, 0.2, 0.4, 0.1])
             drawn = []
             for level in range(2):
-                key = noise_key(stream.seed, stream.sample_index, stream.first_position + level, Purpose.DRAFT)
+                key = noise_key(context.seed, context.sample_index, context.first_position + level, Purpose.DRAFT)
                 drawn += (q.log() + gumbel([key], torch.arange(VOCAB))[0]).topk(2).indices.tolist()
             tokens, parents = [request.ids[-1], *drawn, write("ab")[0]], [-1, 0, 0, 1, 1, 2]
             size = 1 + (2 if depth > 0 else 0) + (3 if depth > 1 else 0)

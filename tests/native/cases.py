@@ -245,7 +245,7 @@ def add_growth(script: Script) -> None:
             if request.matrix.pairs is not None:
                 script.keep(request.matrix.pairs.keys, request.matrix.pairs.rows)
         if asks_text:
-            ids = np.array(world.stream.ids, dtype=np.int64)
+            ids = np.array(world.sampling.ids, dtype=np.int64)
             text = ctypes.c_int64.from_address(ctypes.addressof(tree) + structs.Growing.text.offset)
             script.call("text", result=text)
             script.call("text_extend", Loaded(text), ids, len(ids))

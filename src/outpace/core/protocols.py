@@ -161,7 +161,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Stream:
+class SamplingContext:
     """What the choice of a request's next tokens depends on, except for the logits.
 
     Attributes:
@@ -204,21 +204,21 @@ class DraftRequest:
     """A request for a tree.
 
     Attributes:
-        stream: its ids, the last one pending, and the randomness of its next tokens.
+        sampling: its ids, the last one pending, and what the choice of its next tokens depends on.
         budget: drafted nodes at most; a proposer may move unused ones to other requests of the same round.
         max_depth: depth of a drafted node at most.
         prices: what time costs in this round, by which the proposer chooses nodes; None unless the proposer needs it,
             no budget was given, and the answer cannot depend on it.
     """
 
-    stream: Stream
+    sampling: SamplingContext
     budget: int
     max_depth: int
     prices: Prices | None = None
 
     @property
     def ids(self) -> Sequence[int]:
-        return self.stream.ids
+        return self.sampling.ids
 
 
 @dataclass(frozen=True, eq=False)

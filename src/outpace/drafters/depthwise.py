@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Stream
+from outpace.core.protocols import DraftRequest, SamplingContext
 from outpace.drafters.best import best_ids
 from outpace.sampling.scores import Best, Pool
 
@@ -50,7 +50,7 @@ class Depthwise:
         that needs scores of its own: every node if the request's options depend on earlier tokens, which costs a host
         read; else one empty path for all nodes."""
         self.depth += 1
-        if self.depth and self.request.stream.params.has_processors:
+        if self.depth and self.request.sampling.params.has_processors:
             pairs = zip(above, tokens.tolist(), strict=True)
             self._paths = [[*self._paths[parent - self._start], token] for parent, token in pairs]
         self._start = start
@@ -85,7 +85,7 @@ class DepthwiseSource(BaseSource, ABC):
 
 def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True) -> Best:
     """Candidates of one level of all requests' trees. Returns the best candidates of each node."""
-    streams: list[Stream] = []
+    contexts: list[SamplingContext] = []
     depths: list[int] = []
     paths: list[list[int]] = []
     found: list[Guesses] = []
@@ -94,8 +94,8 @@ def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int
         above = frontier.parents[nodes.start : nodes.stop]
         own = draft.advance(frontier.tokens[nodes.start : nodes.stop], above, nodes.start)
         shared = len(own) < len(nodes)
-        row_of += [len(streams) + (0 if shared else index) for index in range(len(nodes))]
-        streams += [draft.request.stream] * len(own)
+        row_of += [len(contexts) + (0 if shared else index) for index in range(len(nodes))]
+        contexts += [draft.request.sampling] * len(own)
         depths += [draft.depth] * len(own)
         paths += own
         found.append(draft.guesses(len(own)))
@@ -103,7 +103,7 @@ def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int
     pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
     logits = torch.cat([guesses.logits for guesses in found])
     asked = frontier.wants_entropy, frontier.draws
-    best = best_ids(logits, streams, depths, width, noise, paths, pool, *asked)
+    best = best_ids(logits, contexts, depths, width, noise, paths, pool, *asked)
     log_probs, distributions = best.log_probs, best.draft_probs
     masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
     if masses:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Observation, Stream
+from outpace.core.protocols import DraftRequest, Observation, SamplingContext
 from outpace.drafters.best import best_ids
 from outpace.drafters.depthwise import Depthwise
 from outpace.sampling.scores import Pool
@@ -104,7 +104,7 @@ class Scratch:
 
 
 def best_children(
-    grown: Sequence[tuple[Stream, Scratch, range]],
+    grown: Sequence[tuple[SamplingContext, Scratch, range]],
     logits: Tensor,
     frontier: Frontier,
     width: int,
@@ -112,13 +112,13 @@ def best_children(
     pool: Pool | None,
 ) -> Candidates:
     """Candidates of a frontier's nodes from their logits [F, K], of one pass; `grown` names each request's nodes."""
-    streams: list[Stream] = []
+    contexts: list[SamplingContext] = []
     depths: list[int] = []
     paths: list[list[int]] = []
-    for stream, scratch, nodes in grown:
-        streams += [stream] * len(nodes)
+    for context, scratch, nodes in grown:
+        contexts += [context] * len(nodes)
         depths += [scratch.depth] * len(nodes)
-        paths += scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
+        paths += scratch.paths(len(nodes)) if context.params.has_processors else [[]] * len(nodes)
     asked = frontier.wants_entropy, frontier.draws
-    best = best_ids(logits, streams, depths, width, noise, paths, pool, *asked)
+    best = best_ids(logits, contexts, depths, width, noise, paths, pool, *asked)
     return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)

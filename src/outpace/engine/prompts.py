@@ -92,8 +92,8 @@ def written_of(sessions: Sequence[Session]) -> int:
 
 def _draw_first(changes: Sequence[Change], outputs: Sequence[NodeOutputs]) -> None:
     pending = [[change.session.prompt_ids[-1]] for change in changes]
-    streams = [change.session.stream for change in changes]
-    draw = BatchDraw(outputs, [Topology.chain(1)] * len(changes), pending, streams, FAST_DRAW)
+    contexts = [change.session.sampling for change in changes]
+    draw = BatchDraw(outputs, [Topology.chain(1)] * len(changes), pending, contexts, FAST_DRAW)
     drawn = draw([(index, 0) for index in range(len(changes))])
     verdicts = keep_sound(changes, outputs, [Verdict((0,), token) for token in drawn], pending)
     for index, verdict in verdicts.items():

@@ -93,7 +93,7 @@ def run_round(
         tokens = [tree.tokens.tolist() for tree in trees]
         for index, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
             check_tree(session.proposer, tree, tokens[index], session.ids[-1], target.vocab_size)
-            kept = tree.without_unreachable(session.stream.ending_ids, tokens[index])
+            kept = tree.without_unreachable(session.sampling.ending_ids, tokens[index])
             if session.constraint is not None:
                 said = tokens[index] if kept is tree else kept.tokens.tolist()
                 kept = under_grammar(kept, said, session, room(target, session), plan.prices[index])
@@ -149,7 +149,7 @@ def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> lis
         for index in members:
             session = sessions[index]
             depth = room(target, session) if plan.budgets[index] else 0
-            requests.append(DraftRequest(session.stream, plan.budgets[index], depth, plan.prices[index]))
+            requests.append(DraftRequest(session.sampling, plan.budgets[index], depth, plan.prices[index]))
         states = [sessions[index].state for index in members]
         own = proposed(proposer, states, requests)
         check_sizes(proposer, own, requests)
@@ -177,13 +177,13 @@ def verify(
             [outputs[index] for index in matched],
             topologies,
             [tokens[index] for index in matched],
-            [sessions[index].stream for index in matched],
+            [sessions[index].sampling for index in matched],
             FAST_DRAW,
         )
         verdicts |= zip(matched, match(topologies, [tokens[index] for index in matched], draw), strict=True)
     for index, session in enumerate(sessions):
         if index not in verdicts:
-            primitives = RejectionDraw(outputs[index], trees[index].topology, tokens[index], session.stream)
+            primitives = RejectionDraw(outputs[index], trees[index].topology, tokens[index], session.sampling)
             verdicts[index] = rejection(
                 trees[index], tokens[index], primitives.target_probs, primitives.categorical, primitives.bernoulli
             )
@@ -201,7 +201,7 @@ def observe(
         sound = [index for index in members if index in verdicts]
         if sound:
             observations = [
-                Observation(trees[index], verdicts[index], outputs[index], sessions[index].stream.before)
+                Observation(trees[index], verdicts[index], outputs[index], sessions[index].sampling.before)
                 for index in sound
             ]
             proposer.observe([sessions[index].state for index in sound], observations)

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.core.events import NodeOrigin, RequestMetrics, RoundTrace, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Detokenizer, Proposer, Stream
+from outpace.core.protocols import Detokenizer, Proposer, SamplingContext
 from outpace.sampling.grammar import GrammarConstraint
 
 
@@ -208,9 +208,9 @@ class Session:
         return self.params.max_new_tokens - (len(self.ids) - len(self.prompt_ids))
 
     @cached_property
-    def stream(self) -> Stream:
-        """The stream of keyed noise for a tree whose root is the pending token. It reads the ids as they grow."""
-        return Stream(
+    def sampling(self) -> SamplingContext:
+        """For a tree whose root is the pending token. It reads the ids as they grow."""
+        return SamplingContext(
             self.params,
             self.seed,
             self.sample_index,

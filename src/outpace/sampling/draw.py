@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.events import TokenLogprob
-from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream, Verdict
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, SamplingContext, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.lib.places import places_of
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
@@ -16,7 +16,7 @@ from outpace.sampling.warp import history_of, warp
 
 def draw_keyed(
     rows: Sequence[Tensor],
-    streams: Sequence[Stream],
+    contexts: Sequence[SamplingContext],
     positions: Sequence[int],
     paths: Sequence[Sequence[int]] | None = None,
 ) -> list[int]:
@@ -26,15 +26,15 @@ def draw_keyed(
         paths: per row the tokens between node 0 and that position; read for rows with `has_processors`, which need it.
     """
     drawn = [0] * len(rows)
-    for params, members in places_of(stream.params for stream in streams).items():
+    for params, members in places_of(context.params for context in contexts).items():
         histories = None
         if params.has_processors and paths is not None:
             for row in members:
-                if len(paths[row]) != positions[row] - streams[row].first_position:
+                if len(paths[row]) != positions[row] - contexts[row].first_position:
                     raise ValueError(f"a path of {len(paths[row])} tokens does not lead to position {positions[row]}")
-            histories = [history_of(streams[row], paths[row]) for row in members]
+            histories = [history_of(contexts[row], paths[row]) for row in members]
         log_probs = warp(torch.stack([rows[row] for row in members]), params, histories)
-        keys = [noise_key(streams[row].seed, streams[row].sample_index, positions[row]) for row in members]
+        keys = [noise_key(contexts[row].seed, contexts[row].sample_index, positions[row]) for row in members]
         vocab = torch.arange(log_probs.shape[-1], device=log_probs.device)
         tokens = (log_probs + gumbel(keys, vocab)).argmax(dim=-1)
         if params.has_processors:
@@ -67,12 +67,12 @@ class BatchDraw:
         outputs: Sequence[NodeOutputs],
         topologies: Sequence[Topology],
         tokens: Sequence[Sequence[int]],
-        streams: Sequence[Stream],
+        contexts: Sequence[SamplingContext],
         fast: FastDraw | None = None,
     ) -> None:
-        self._outputs, self._topologies, self._tokens, self._streams = outputs, topologies, tokens, streams
+        self._outputs, self._topologies, self._tokens, self._contexts = outputs, topologies, tokens, contexts
         self._fast = fast
-        wanted = [stream.params for stream in streams]
+        wanted = [context.params for context in contexts]
         greedy = [index for index, params in enumerate(wanted) if params.is_greedy and not params.has_processors]
         self._best: dict[int, list[int]] = {}
         if greedy:
@@ -88,24 +88,24 @@ class BatchDraw:
 
     def _is_masked_first(self, index: int) -> bool:
         """Whether a draw needs the grammar's mask first: which tokens truncation leaves depends on it."""
-        params = self._streams[index].params
+        params = self._contexts[index].params
         is_truncated = not params.is_greedy and bool(params.top_k or params.top_p < 1 or params.min_p)
-        return self._streams[index].constraint is not None and is_truncated
+        return self._contexts[index].constraint is not None and is_truncated
 
     def _allowed(self, query: tuple[int, int], token: int | None) -> int:
         """The best token that a request's grammar allows: `token`, the best of all, if allowed; else the best under the
         mask."""
         index, node = query
-        stream = self._streams[index]
-        if stream.constraint is None:
+        context = self._contexts[index]
+        if context.constraint is None:
             assert token is not None
             return token
         path = path_tokens(self._topologies[index], self._tokens[index], node)
-        generated = [*stream.generated, *path]
-        if token == NO_TOKEN or (token is not None and stream.constraint.allows(generated, token)):
+        generated = [*context.generated, *path]
+        if token == NO_TOKEN or (token is not None and context.constraint.allows(generated, token)):
             return token
-        row = masked(self._outputs[index].scores(node), stream, path)
-        return NO_TOKEN if row is None else draw_keyed([row], [stream], self._positions([query]), [path])[0]
+        row = masked(self._outputs[index].scores(node), context, path)
+        return NO_TOKEN if row is None else draw_keyed([row], [context], self._positions([query]), [path])[0]
 
     def _freely_drawn(self, queries: list[tuple[int, int]]) -> list[int]:
         """Tokens as if there were no grammars."""
@@ -117,40 +117,40 @@ class BatchDraw:
         return [self._best[index][node] if index in self._best else found[index, node] for index, node in queries]
 
     def _is_fast(self, index: int) -> bool:
-        is_tempered = self._streams[index].params.is_tempered
+        is_tempered = self._contexts[index].params.is_tempered
         return self._fast is not None and is_tempered and self._fast.serves(self._outputs[index])
 
     def _drawn_fast(self, visited: Sequence[tuple[int, int]]) -> list[int]:
         assert self._fast is not None
-        streams = [self._streams[index] for index, _ in visited]
+        contexts = [self._contexts[index] for index, _ in visited]
         keys = [
-            noise_key(stream.seed, stream.sample_index, position)
-            for stream, position in zip(streams, self._positions(visited), strict=True)
+            noise_key(context.seed, context.sample_index, position)
+            for context, position in zip(contexts, self._positions(visited), strict=True)
         ]
         rows = [(self._outputs[index], node) for index, node in visited]
-        return self._fast.draw(rows, [stream.params.temperature for stream in streams], keys)
+        return self._fast.draw(rows, [context.params.temperature for context in contexts], keys)
 
     def _positions(self, visited: Sequence[tuple[int, int]]) -> list[int]:
         """Absolute positions of the tokens to draw."""
-        return [self._streams[index].first_position + self._topologies[index].depths[node] for index, node in visited]
+        return [self._contexts[index].first_position + self._topologies[index].depths[node] for index, node in visited]
 
     def _drawn(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        streams, positions = [self._streams[index] for index, _ in visited], self._positions(visited)
+        contexts, positions = [self._contexts[index] for index, _ in visited], self._positions(visited)
         paths = [self._path(index, node) for index, node in visited]
-        return draw_keyed([self._outputs[index].scores(node) for index, node in visited], streams, positions, paths)
+        return draw_keyed([self._outputs[index].scores(node) for index, node in visited], contexts, positions, paths)
 
     def _path(self, index: int, node: int) -> list[int]:
         """Tokens below node 0 down to a node; empty for requests whose options do not read them."""
-        if not self._streams[index].params.has_processors:
+        if not self._contexts[index].params.has_processors:
             return []
         return path_tokens(self._topologies[index], self._tokens[index], node)
 
 
-def masked(row: Tensor, stream: Stream, path: Sequence[int]) -> Tensor | None:
+def masked(row: Tensor, context: SamplingContext, path: Sequence[int]) -> Tensor | None:
     """[V] logits after a node, -inf for tokens that the request's grammar forbids; None if it forbids all of them."""
-    if stream.constraint is None:
+    if context.constraint is None:
         return row
-    allowed = stream.constraint.mask([*stream.generated, *path], len(row))
+    allowed = context.constraint.mask([*context.generated, *path], len(row))
     if allowed is None:
         return row
     row = row.masked_fill(~allowed.to(row.device), -torch.inf)
@@ -165,17 +165,19 @@ def path_tokens(topology: Topology, tokens: Sequence[int], node: int) -> list[in
 class RejectionDraw:
     """The primitives of `rejection` for one request, on noise of their own."""
 
-    def __init__(self, outputs: NodeOutputs, topology: Topology, tokens: Sequence[int], stream: Stream) -> None:
-        self._outputs, self._topology, self._tokens, self._stream = outputs, topology, tokens, stream
+    def __init__(
+        self, outputs: NodeOutputs, topology: Topology, tokens: Sequence[int], context: SamplingContext
+    ) -> None:
+        self._outputs, self._topology, self._tokens, self._context = outputs, topology, tokens, context
 
     def target_probs(self, node: int) -> Tensor:
         """[V] the target's warped distribution after a node; all 0 where the request's options leave no token."""
-        params, path = self._stream.params, path_tokens(self._topology, self._tokens, node)
+        params, path = self._context.params, path_tokens(self._topology, self._tokens, node)
         scores = self._outputs.scores(node)
-        row = masked(scores, self._stream, path)
+        row = masked(scores, self._context, path)
         if row is None:
             return torch.zeros_like(scores)
-        histories = [history_of(self._stream, path)] if params.has_processors else None
+        histories = [history_of(self._context, path)] if params.has_processors else None
         return warp(row[None], params, histories)[0].exp()
 
     def categorical(self, probs: Tensor, node: int) -> int:
@@ -192,8 +194,8 @@ class RejectionDraw:
         return float(uniform([key], torch.tensor([node]))[0, 0]) < probability
 
     def _key(self, depth: int, purpose: Purpose) -> tuple[int, int]:
-        stream = self._stream
-        return noise_key(stream.seed, stream.sample_index, stream.first_position + depth, purpose)
+        context = self._context
+        return noise_key(context.seed, context.sample_index, context.first_position + depth, purpose)
 
 
 Draw = Callable[[list[tuple[int, int]]], list[int]]

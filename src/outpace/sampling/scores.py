@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import Stream
+from outpace.core.protocols import SamplingContext
 from outpace.lib.places import places_of
 from outpace.sampling.noise import Purpose, gumbel, noise_key
 from outpace.sampling.warp import history_of, process, warp
@@ -18,7 +18,7 @@ class Pool:
     """The ids of the columns of logits that do not cover the whole vocabulary.
 
     Attributes:
-        ids: [F, C] int64, distinct within a row; equal in all rows of one stream at one depth.
+        ids: [F, C] int64, distinct within a row; equal in all rows of one request at one depth.
         vocab_size: V.
     """
 
@@ -42,7 +42,7 @@ class Best(NamedTuple):
 
 def keyed_scores(
     logits: Tensor,
-    streams: Sequence[Stream],
+    contexts: Sequence[SamplingContext],
     depths: Sequence[int],
     noise: bool = True,
     paths: Sequence[Sequence[int]] | None = None,
@@ -57,7 +57,7 @@ def keyed_scores(
 
     Args:
         logits: [F, V] float32 draft logits, in the target's ids.
-        streams: the request of each row; pass the same object in all rows of a request, or its noise is computed again.
+        contexts: of the request of each row; the same object in all rows of a request, or its noise is computed again.
         depths: depth of each row's node; the token after it is `depth` positions after the pending token's successor.
         noise: whether sampled requests draft with their noise.
         paths: per row the drafted tokens down to the node; read for requests with `has_processors`, which need it.
@@ -66,12 +66,12 @@ def keyed_scores(
     Returns:
         [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
     """
-    by_params = places_of(stream.params for stream in streams)
+    by_params = places_of(context.params for context in contexts)
     if len(by_params) == 1:
-        return _scores_alike(logits, streams, depths, noise, paths, pool)
+        return _scores_alike(logits, contexts, depths, noise, paths, pool)
     scores = torch.empty_like(logits)
     for members in by_params.values():
-        own = [streams[row] for row in members], [depths[row] for row in members]
+        own = [contexts[row] for row in members], [depths[row] for row in members]
         along = None if paths is None else [paths[row] for row in members]
         part = None if pool is None else Pool(pool.ids[members], pool.vocab_size)
         scores[members] = _scores_alike(logits[members], *own, noise, along, part)
@@ -80,49 +80,49 @@ def keyed_scores(
 
 def _scores_alike(
     logits: Tensor,
-    streams: Sequence[Stream],
+    contexts: Sequence[SamplingContext],
     depths: Sequence[int],
     noise: bool,
     paths: Sequence[Sequence[int]] | None,
     pool: Pool | None,
 ) -> Tensor:
     """`keyed_scores` of rows with the same parameters."""
-    params, histories = streams[0].params, None
+    params, histories = contexts[0].params, None
     if params.has_processors and pool is not None:  # these options may name any id of the vocabulary
         full = logits.new_full((len(logits), pool.vocab_size), -torch.inf).scatter_(1, pool.ids, logits)
-        return _scores_alike(full, streams, depths, noise, paths, None).gather(1, pool.ids)
+        return _scores_alike(full, contexts, depths, noise, paths, None).gather(1, pool.ids)
     if params.has_processors and paths is not None:
-        histories = [history_of(stream, path) for stream, path in zip(streams, paths, strict=True)]
+        histories = [history_of(context, path) for context, path in zip(contexts, paths, strict=True)]
     if params.is_greedy or not noise:
         return torch.log_softmax(process(logits, params, histories or ()), dim=-1)
     distribution = warp(logits, params, histories, is_draft=True)
     if params.is_rejection:
         return distribution
     ids = torch.arange(logits.shape[1], device=logits.device) if pool is None else pool.ids
-    return torch.log_softmax(distribution + _noise_of(streams, depths, ids), dim=-1)
+    return torch.log_softmax(distribution + _noise_of(contexts, depths, ids), dim=-1)
 
 
 def _noise_of(
-    streams: Sequence[Stream], depths: Sequence[int], ids: Tensor, purpose: Purpose = Purpose.TARGET
+    contexts: Sequence[SamplingContext], depths: Sequence[int], ids: Tensor, purpose: Purpose = Purpose.TARGET
 ) -> Tensor:
     """[F, C] noise of the target's draw after each row's node, or [1, C] if all rows share a draw. It is computed once
     per draw: it costs more than all other work on a row."""
-    rows, keys, draws = awaited_draws(streams, depths, purpose)
+    rows, keys, draws = awaited_draws(contexts, depths, purpose)
     noise = gumbel(keys, ids if ids.ndim == 1 else ids[rows])  # [D, C]
     return noise if len(rows) == 1 else noise[draws]
 
 
 def awaited_draws(
-    streams: Sequence[Stream], depths: Sequence[int], purpose: Purpose = Purpose.TARGET
+    contexts: Sequence[SamplingContext], depths: Sequence[int], purpose: Purpose = Purpose.TARGET
 ) -> tuple[list[int], list[tuple[int, int]], list[int]]:
     """The target's draws after the rows' nodes: the first row of each draw, the key of its noise, and each row's
     draw."""
-    awaited = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
+    awaited = [(id(context), depth) for context, depth in zip(contexts, depths, strict=True)]
     first: dict[tuple[int, int], int] = {}
     for row, draw in enumerate(awaited):
         first.setdefault(draw, row)
     keys = [
-        noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row], purpose)
+        noise_key(contexts[row].seed, contexts[row].sample_index, contexts[row].first_position + depths[row], purpose)
         for row in first.values()
     ]
     place = {draw: number for number, draw in enumerate(first)}
@@ -131,7 +131,7 @@ def awaited_draws(
 
 def best_scores(
     logits: Tensor,
-    streams: Sequence[Stream],
+    contexts: Sequence[SamplingContext],
     depths: Sequence[int],
     width: int,
     noise: bool = True,
@@ -143,17 +143,17 @@ def best_scores(
     """The best ids of each row by keyed score, with their scores.
 
     Args:
-        logits, streams, depths, noise, paths, pool: as for `keyed_scores`.
+        logits, contexts, depths, noise, paths, pool: as for `keyed_scores`.
         width: ids per row; fewer if there are not as many.
         wants_entropy: whether to compute the entropy of each row's whole distribution.
         draws: whether to draw the ids of requests under rejection, with independent noise, if `noise`.
     """
-    scores = keyed_scores(logits, streams, depths, noise, paths, pool)
-    drawn = [row for row, stream in enumerate(streams) if draws and noise and stream.params.is_rejection]
+    scores = keyed_scores(logits, contexts, depths, noise, paths, pool)
+    drawn = [row for row, context in enumerate(contexts) if draws and noise and context.params.is_rejection]
     ranking = scores
     if drawn:
         ids = torch.arange(scores.shape[1], device=scores.device) if pool is None else pool.ids[drawn]
-        own = [streams[row] for row in drawn], [depths[row] for row in drawn]
+        own = [contexts[row] for row in drawn], [depths[row] for row in drawn]
         # Sorting by log q + Gumbel noise draws from q without replacement. Nodes of a depth may share the noise: a walk
         # passes only one of them, so no position is decided twice.
         ranking = scores.index_add(

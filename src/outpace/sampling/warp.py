@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Stream
+from outpace.core.protocols import SamplingContext
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class History:
     eos_token_ids: tuple[int, ...] = ()
 
 
-def history_of(stream: Stream, path_tokens: Sequence[int] = ()) -> History:
+def history_of(context: SamplingContext, path_tokens: Sequence[int] = ()) -> History:
     """The history of the token after a node.
 
     Args:
         path_tokens: tokens of the nodes below node 0 down to the node, whether verified or still being drafted. No
             siblings: a node's distribution depends on its own path alone.
     """
-    prompt, output = stream.ids[: stream.prompt_length], stream.ids[stream.prompt_length :]
-    return History(prompt, [*output, *path_tokens], stream.eos_token_ids)
+    prompt, output = context.ids[: context.prompt_length], context.ids[context.prompt_length :]
+    return History(prompt, [*output, *path_tokens], context.eos_token_ids)
 
 
 def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]) -> Tensor:

@@ -95,9 +95,9 @@ class ToySource(BaseSource):
         nodes = self._nodes(states, frontier)
         requests = [_request(states[owner]) for owner, _ in nodes]
         rows = [self._distribution([*request.ids, *path]) for request, (_, path) in zip(requests, nodes, strict=True)]
-        streams, depths = [request.stream for request in requests], [len(path) for _, path in nodes]
+        contexts, depths = [request.sampling for request in requests], [len(path) for _, path in nodes]
         asked = frontier.wants_entropy, frontier.draws
-        best = best_scores(torch.stack(rows), streams, depths, width, self._noise, None, None, *asked)
+        best = best_scores(torch.stack(rows), contexts, depths, width, self._noise, None, None, *asked)
         for node, row, values in zip(nodes, best.tokens.tolist(), best.log_probs.tolist(), strict=True):
             self.said[node] = dict(zip(row, values, strict=True))
         self._before = nodes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import TOP_CANDIDATES, Chunk, ChunkOutput, DraftRequest, NodeOutputs, Stream
+from outpace.core.protocols import TOP_CANDIDATES, Chunk, ChunkOutput, DraftRequest, NodeOutputs, SamplingContext
 from outpace.core.tree import DraftTree
 from outpace.drafters.build_context import BuildContext
 from outpace.sampling.noise import noise_key, uniform
@@ -127,7 +127,7 @@ def _outputs(logits: Tensor) -> NodeOutputs:
 
 def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0, **params: Any) -> DraftRequest:
     """A request for a tree."""
-    return DraftRequest(Stream(SamplingParams(**params), seed, 0, ids, len(ids)), budget, max_depth)
+    return DraftRequest(SamplingContext(SamplingParams(**params), seed, 0, ids, len(ids)), budget, max_depth)
 
 
 def toy_context(vocab_size: int) -> BuildContext:

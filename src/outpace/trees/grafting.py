@@ -36,7 +36,7 @@ class MatrixRetriever(MatrixLearner):
     def prepare(
         self, states: Sequence[TransitionMatrix], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[Retrieved]:
-        known = paths[0].new_tensor([request.stream.before for request in requests])
+        known = paths[0].new_tensor([request.sampling.before for request in requests])
         before = torch.stack([known[index] if len(path) == 1 else path[-2] for index, path in enumerate(paths)])
         roots = torch.stack([path[-1] for path in paths])  # [R]
         before, roots = before.to(self._order.device), roots.to(self._order.device)
@@ -103,7 +103,7 @@ def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> 
     kept = [len(tree) - 1 - tree.pruned for tree in trees]
     free = [max(request.budget - count, 0) for request, count in zip(requests, kept, strict=True)]
     moved = sum(max(count - request.budget, 0) for request, count in zip(requests, kept, strict=True))
-    shares = [not request.stream.params.is_rejection for request in requests]
+    shares = [not request.sampling.params.is_rejection for request in requests]
     total = sum(count for count, is_shared in zip(free, shares, strict=True) if is_shared)
     if not moved or not total:
         return free
@@ -137,7 +137,7 @@ def graft(
         if tree.draft_probs is not None:
             raise ValueError("draft_probs: retrieved nodes are chosen, and this tree's were drawn; leave it ungrafted")
         tokens, drafted = drafted[: len(tree)], drafted[len(tree) :]
-        hybrid = _Hybrid(tree, tokens, slots[index], request.max_depth, request.stream.ending_ids)
+        hybrid = _Hybrid(tree, tokens, slots[index], request.max_depth, request.sampling.ending_ids)
         queues = []
         for below, one in offers[index]:
             queues.append(_queue(below, one, options[: len(one.topology)]))
@@ -297,7 +297,7 @@ class GraftedProposer(Nested):
     ) -> list[list[Offer]]:
         """Continuations of the leaves of each tree, of at most as many leaves as the tree has free slots."""
         slots = free_slots(trees, requests)
-        finals = [request.stream.ending_ids for request in requests]
+        finals = [request.sampling.ending_ids for request in requests]
         ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, slots[index], finals[index])]
         offers: list[list[Offer]] = [[] for _ in trees]
         if ends:

@@ -132,7 +132,7 @@ class ScoredLevels:
 
     def begin(self, place: int, request: DraftRequest) -> None:
         """Start a round."""
-        params = request.stream.params
+        params = request.sampling.params
         is_keyed = not (params.is_greedy or params.is_rejection)
         self.rates = self.acceptance.at(params.temperature) if is_keyed else None
         self.place, self.levels = place, []

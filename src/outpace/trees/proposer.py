@@ -109,7 +109,7 @@ class StaticProposer(Nested):
             self.shape.plan(request.budget, max(limit, 0)) for request, limit in zip(requests, limits, strict=True)
         ]
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
-        before = [torch.tensor([request.stream.before], device=self._device) for request in requests]  # those above
+        before = [torch.tensor([request.sampling.before], device=self._device) for request in requests]  # those above
         open_nodes = [[True] for _ in requests]  # of the last level, whether a node can be continued
         passes = [0] * len(plans)
         distributions: list[dict[int, Tensor]] = [{} for _ in plans]
@@ -145,7 +145,7 @@ class StaticProposer(Nested):
                 trees[index].append(tokens[places, ranks])  # [F]
                 if self._device.type == "cpu":
                     pairs = zip(places.tolist(), trees[index][-1].tolist(), strict=True)
-                    ends = requests[index].stream.ending_ids
+                    ends = requests[index].sampling.ending_ids
                     open_nodes[index] = [open_nodes[index][place] and token not in ends for place, token in pairs]
         return [
             DraftTree(
@@ -307,7 +307,7 @@ def _blind_order(level: Level, drawn: list[int], above: Tensor) -> Level:
 
 def _endings(requests: Sequence[DraftRequest]) -> Tensor:
     """[R, E] the ids that end each request, filled up with -1."""
-    ids = [request.stream.ending_ids for request in requests]
+    ids = [request.sampling.ending_ids for request in requests]
     most = max(map(len, ids), default=0)
     return torch.tensor([[*own, *[-1] * (most - len(own))] for own in ids], dtype=torch.int64)
 

@@ -20,7 +20,7 @@ from outpace.core.protocols import (
     Observation,
     PromptChunk,
     Proposer,
-    Stream,
+    SamplingContext,
     Verdict,
 )
 from outpace.vllm.capture import TargetPass
@@ -204,9 +204,9 @@ class Rounds:
             is_behind = self._sees_features and text.written < text.length - 1
             if not row.sampled or depth < 1 or is_behind:
                 continue
-            stream = Stream(_PARAMS, 0, 0, text.tokens, eos_token_ids=self._ending_ids)
+            context = SamplingContext(_PARAMS, 0, 0, text.tokens, eos_token_ids=self._ending_ids)
             asked.append((index, text))
-            requests.append(DraftRequest(stream, budget, depth))
+            requests.append(DraftRequest(context, budget, depth))
         trees = self._proposer.propose([text.state for _, text in asked], requests) if asked else []
         drafts = []
         for (index, text), tree in zip(asked, trees, strict=True):

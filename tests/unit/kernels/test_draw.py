@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import outpace.sampling.scores
-from outpace.core.protocols import NodeOutputs, Stream
+from outpace.core.protocols import NodeOutputs, SamplingContext
 from outpace.core.tree import Topology
 from outpace.drafters.best import best_ids
 from outpace.engine.prompts import FAST_DRAW
@@ -56,7 +56,7 @@ def test_which_requests_it_draws_for() -> None:
     changes: list[dict[str, Any]] = [{}, {"top_k": 3}, {"temperature": 0.7}, {"top_p": 0.4}]
     changes += [{"logit_bias": {5: 50.0}}, {"min_p": 0.5}]
     options = [{"temperature": 1.0} | change for change in changes]
-    streams = [draft_request([1, 2], 0, 0, seed, **one).stream for seed, one in enumerate(options)]
+    contexts = [draft_request([1, 2], 0, 0, seed, **one).sampling for seed, one in enumerate(options)]
     shapes, tokens = [Topology.chain(1)] * 6, [[2]] * 6
     calls: list[int] = []
 
@@ -65,15 +65,15 @@ def test_which_requests_it_draws_for() -> None:
         calls.append(len(found))
         return found
 
-    fast = BatchDraw(outputs, shapes, tokens, streams, type(FAST_DRAW)(draws_natively, counted))
-    slow = BatchDraw(outputs, shapes, tokens, streams)
+    fast = BatchDraw(outputs, shapes, tokens, contexts, type(FAST_DRAW)(draws_natively, counted))
+    slow = BatchDraw(outputs, shapes, tokens, contexts)
     queries = [(index, 0) for index in (3, 0, 4, 1, 5, 2)]
     assert fast(queries) == slow(queries)
     assert calls == [2]
 
 
-def stream_of(seed: int, **options: Any) -> Stream:
-    return draft_request([1, 2, 3], 0, 0, seed, **options).stream
+def context_of(seed: int, **options: Any) -> SamplingContext:
+    return draft_request([1, 2, 3], 0, 0, seed, **options).sampling
 
 
 @pytest.mark.parametrize("width", [1, 5, 1000, 3001])
@@ -96,8 +96,8 @@ def test_noise_is_that_of_the_target(width: int) -> None:
 def test_scores_and_ids_are_those_of_torch(pooled: str, noise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rows that get the noise of another request or depth, the temperature of another, noise where
     requests are greedy or drafts are to have none, and ids of another row's pool."""
-    warm, cold = stream_of(5, temperature=1.0), stream_of(6, temperature=0.4)
-    streams, depths = [warm, warm, stream_of(7, temperature=0.0), cold, warm, cold], [0, 0, 0, 2, 1, 2]
+    warm, cold = context_of(5, temperature=1.0), context_of(6, temperature=0.4)
+    contexts, depths = [warm, warm, context_of(7, temperature=0.0), cold, warm, cold], [0, 0, 0, 2, 1, 2]
     logits = torch.randn(6, 333, generator=torch.Generator().manual_seed(3)) * 3
     pools = torch.stack([torch.randperm(900, generator=torch.Generator().manual_seed(seed))[:333] for seed in range(4)])
     ids = {"none": None, "shared": pools[0].expand(6, -1), "own": pools[[0, 0, 1, 2, 3, 2]]}[pooled]
@@ -105,7 +105,7 @@ def test_scores_and_ids_are_those_of_torch(pooled: str, noise: bool, monkeypatch
     found: list[Best] = []
     for switch in ("on", "off"):
         monkeypatch.setenv(VARIABLE, switch)
-        found.append(best_ids(logits, streams, depths, 7, noise, pool=pool))
+        found.append(best_ids(logits, contexts, depths, 7, noise, pool=pool))
     torch.testing.assert_close(found[0].log_probs, found[1].log_probs, atol=2e-5, rtol=0)
     assert torch.equal(found[0].tokens, found[1].tokens)
 
@@ -114,9 +114,9 @@ def test_scores_under_rejection_do_not_depend_on_the_options_of_others() -> None
     """Guards against scores that round otherwise in a round with a request of other options: a tree of other nodes
     gives another answer under rejection, for the same seed."""
     logits = torch.randn(9, 333, generator=torch.Generator().manual_seed(3)) * 3
-    own = [stream_of(seed, temperature=1.0, verification="rejection") for seed in range(8)]
+    own = [context_of(seed, temperature=1.0, verification="rejection") for seed in range(8)]
     alone = best_ids(logits[:8], own, [0] * 8, 7, noise=False)
-    other = stream_of(9, repetition_penalty=1.3)
+    other = context_of(9, repetition_penalty=1.3)
     shared = best_ids(logits, [*own, other], [0] * 9, 7, noise=False, paths=[[]] * 9)
     assert torch.equal(alone.log_probs, shared.log_probs[:8])
 
@@ -128,8 +128,8 @@ def test_other_options_are_not_forgotten(options: dict[str, Any], monkeypatch: p
     found: list[Best] = []
     for switch in ("on", "off"):
         monkeypatch.setenv(VARIABLE, switch)
-        stream = stream_of(1, temperature=1.0, **options)
-        found.append(best_ids(logits, [stream], [0], 20, paths=[[]]))
+        context = context_of(1, temperature=1.0, **options)
+        found.append(best_ids(logits, [context], [0], 20, paths=[[]]))
     assert torch.equal(found[0].tokens, found[1].tokens)
     assert torch.equal(found[0].log_probs, found[1].log_probs)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, SamplingContext
 from outpace.core.tree import Topology
 from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed, token_logprobs
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
@@ -41,11 +41,11 @@ MIXED = [
 def test_mixed_rows_draw_what_each_draws_alone() -> None:
     """Guards against rows of different parameters that are warped together or handed back in another order."""
     rows = list(random_logits(len(MIXED)))
-    streams = [Stream(params, seed, seed % 2, []) for seed, params in enumerate(MIXED)]
+    contexts = [SamplingContext(params, seed, seed % 2, []) for seed, params in enumerate(MIXED)]
     positions = [9, 4, 4, 31, 9, 2]
-    together = draw_keyed(rows, streams, positions)
-    alone = [draw_keyed([rows[i]], [streams[i]], [positions[i]])[0] for i in range(len(rows))]
-    keys = [noise_key(s.seed, s.sample_index, position) for s, position in zip(streams, positions, strict=True)]
+    together = draw_keyed(rows, contexts, positions)
+    alone = [draw_keyed([rows[i]], [contexts[i]], [positions[i]])[0] for i in range(len(rows))]
+    keys = [noise_key(s.seed, s.sample_index, position) for s, position in zip(contexts, positions, strict=True)]
     scores = torch.cat([warp(row[None], params) for row, params in zip(rows, MIXED, strict=True)])
     by_definition = (scores + gumbel(keys, torch.arange(VOCAB))).argmax(dim=-1).tolist()
     assert together == alone == by_definition
@@ -57,10 +57,10 @@ def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     top = exact.topk(3)
     outputs = NodeOutputs(exact.bfloat16(), top.indices, top.values)
     assert len(set(outputs.logits[0, :3].tolist())) == 1
-    greedy = BatchDraw([outputs], [ROOT], [[0]], [Stream(SamplingParams(), 0, 0, [0] * 5)])
+    greedy = BatchDraw([outputs], [ROOT], [[0]], [SamplingContext(SamplingParams(), 0, 0, [0] * 5)])
     assert greedy([(0, 0)]) == [1]
     assert outputs.scores(0)[:3].tolist() == exact[0, :3].tolist()
-    cold = RejectionDraw(outputs, ROOT, [0], Stream(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
+    cold = RejectionDraw(outputs, ROOT, [0], SamplingContext(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
     assert int(cold.target_probs(0).argmax()) == 1
     assert float(cold.target_probs(0)[1]) > 0.99
 
@@ -69,8 +69,8 @@ def test_certain_acceptances_are_certain() -> None:
     """Guards against a uniform of exactly 0 or 1: an impossible token accepted or a certain one refused."""
     outputs = outputs_of(torch.zeros(2, 4))
     for seed in range(200):
-        stream = Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
-        draw = RejectionDraw(outputs, Topology.chain(2), [0, 1], stream)
+        context = SamplingContext(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        draw = RejectionDraw(outputs, Topology.chain(2), [0, 1], context)
         assert draw.bernoulli(1.0, 1)
         assert not draw.bernoulli(0.0, 1)
         assert draw.categorical(torch.tensor([0.0, 0.0, 1.0, 0.0]), 0) == 2
@@ -84,8 +84,10 @@ def test_rejection_noise_is_keyed_by_absolute_position() -> None:
     params = SamplingParams(temperature=1.0)
     outputs = outputs_of(torch.zeros(3, VOCAB))
     flat, chain = torch.full((VOCAB,), 1 / VOCAB), Topology.chain(3)
-    tree = RejectionDraw(outputs, chain, [0] * 3, Stream(params, 3, 0, [0] * 20))
-    roots = [RejectionDraw(outputs, chain, [0] * 3, Stream(params, 3, 0, [0] * (20 + depth))) for depth in range(3)]
+    tree = RejectionDraw(outputs, chain, [0] * 3, SamplingContext(params, 3, 0, [0] * 20))
+    roots = [
+        RejectionDraw(outputs, chain, [0] * 3, SamplingContext(params, 3, 0, [0] * (20 + depth))) for depth in range(3)
+    ]
     drawn = [tree.categorical(flat, node) for node in range(3)]
     assert drawn == [root.categorical(flat, 0) for root in roots]
     assert len(set(drawn)) > 1
@@ -98,8 +100,8 @@ def test_an_acceptance_has_a_noise_value_of_its_own() -> None:
 
     Each acceptance compares with one value, keyed by purpose, the drafted token's position and the node.
     """
-    stream = Stream(SamplingParams(temperature=1.0), 3, 1, [0] * 20)
-    draw = RejectionDraw(outputs_of(torch.zeros(4, 4)), Topology.of([-1, 0, 0, 1]), [0] * 4, stream)
+    context = SamplingContext(SamplingParams(temperature=1.0), 3, 1, [0] * 20)
+    draw = RejectionDraw(outputs_of(torch.zeros(4, 4)), Topology.of([-1, 0, 0, 1]), [0] * 4, context)
     for node, position in ((1, 20), (2, 20), (3, 21)):
         value = float(uniform([noise_key(3, 1, position, Purpose.ACCEPT)], torch.tensor([node])))
         assert draw.bernoulli(value + 1e-6, node)
@@ -113,8 +115,8 @@ PROMPT, SAID = [1, 2], [3, 4]
 PENALISED: dict[str, Any] = {"repetition_penalty": 1.8, "frequency_penalty": 0.7, "bad_words_ids": [[7, 0], [8, 1]]}
 
 
-def penalised(**options: Any) -> Stream:
-    return Stream(SamplingParams.from_options(**PENALISED, **options), 8, 0, PROMPT + SAID, len(PROMPT), (9,))
+def penalised(**options: Any) -> SamplingContext:
+    return SamplingContext(SamplingParams.from_options(**PENALISED, **options), 8, 0, PROMPT + SAID, len(PROMPT), (9,))
 
 
 class CountingOutputs(NodeOutputs):
@@ -129,15 +131,15 @@ class CountingOutputs(NodeOutputs):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_node_is_drawn_after_its_own_path(temperature: float) -> None:
     """Guards against penalties by the root's history, or by rows that stand before a node without being above it."""
-    stream = penalised(temperature=temperature)
+    context = penalised(temperature=temperature)
     row = random_logits(1, seed=3) / 4
     outputs = outputs_of(row.expand(5, VOCAB).contiguous())
-    drawn = BatchDraw([outputs], [TREE], [TOKENS], [stream])([(0, node) for node in range(5)])
+    drawn = BatchDraw([outputs], [TREE], [TOKENS], [context])([(0, node) for node in range(5)])
     for node, path in enumerate(PATHS):
-        scores = warp(row, stream.params, [History(PROMPT, [*SAID, *path], (9,))])[0]
+        scores = warp(row, context.params, [History(PROMPT, [*SAID, *path], (9,))])[0]
         noise = gumbel([noise_key(8, 0, 4 + len(path))], torch.arange(VOCAB))[0] * bool(temperature)
         assert drawn[node] == int((scores + noise).argmax()), node
-        distribution = RejectionDraw(outputs, TREE, TOKENS, stream).target_probs(node)
+        distribution = RejectionDraw(outputs, TREE, TOKENS, context).target_probs(node)
         assert torch.equal(distribution, scores.exp()), node
     sampled = RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0))
     distributions = {tuple(sampled.target_probs(node).tolist()) for node in range(5)}
@@ -149,8 +151,8 @@ def test_only_visited_nodes_are_computed() -> None:
     logits = random_logits(5)
     best = logits.topk(4)
     counted = [CountingOutputs(logits, best.indices, best.values) for _ in range(3)]
-    streams = [penalised(temperature=1.0), penalised(), Stream(SamplingParams(), 8, 0, PROMPT + SAID, 2)]
-    draw = BatchDraw(counted, [TREE] * 3, [TOKENS] * 3, streams)
+    contexts = [penalised(temperature=1.0), penalised(), SamplingContext(SamplingParams(), 8, 0, PROMPT + SAID, 2)]
+    draw = BatchDraw(counted, [TREE] * 3, [TOKENS] * 3, contexts)
     draw([(0, 0), (1, 0), (2, 0)])
     draw([(1, 2), (2, 2)])
     draw([(1, 4)])
@@ -159,17 +161,17 @@ def test_only_visited_nodes_are_computed() -> None:
 
 def test_requests_with_and_without_options_share_a_draw() -> None:
     """Guards against histories or paths that slip to a neighbour where only some requests have them."""
-    streams = [
+    contexts = [
         penalised(temperature=1.0),
-        Stream(SamplingParams(temperature=1.0), 3, 0, [0] * 7, 2),
+        SamplingContext(SamplingParams(temperature=1.0), 3, 0, [0] * 7, 2),
         penalised(),
-        Stream(SamplingParams(), 3, 0, [0] * 7, 2),
-        Stream(penalised(temperature=1.0).params, 5, 1, [11, 12, 13], 1),
+        SamplingContext(SamplingParams(), 3, 0, [0] * 7, 2),
+        SamplingContext(penalised(temperature=1.0).params, 5, 1, [11, 12, 13], 1),
     ]
     outputs = [outputs_of(random_logits(5, seed)) for seed in range(5)]
     queries = [(index, node) for node in (3, 0, 4) for index in (4, 2, 0, 3, 1)]
-    together = BatchDraw(outputs, [TREE] * 5, [TOKENS] * 5, streams)(queries)
-    single = [BatchDraw([outputs[i]], [TREE], [TOKENS], [streams[i]]) for i in range(5)]
+    together = BatchDraw(outputs, [TREE] * 5, [TOKENS] * 5, contexts)(queries)
+    single = [BatchDraw([outputs[i]], [TREE], [TOKENS], [contexts[i]]) for i in range(5)]
     assert together == [single[index]([(0, node)])[0] for index, node in queries]
 
 
@@ -178,13 +180,13 @@ def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
     """Guards against an arbitrary banned token where all are banned; rejection must neither accept nor draw one."""
     banned = [[5, token] for token in range(VOCAB)]
     params = SamplingParams.from_options(temperature=temperature, bad_words_ids=banned, top_p=0.9)
-    stream = Stream(params, 0, 0, [1, 2], 1)
+    context = SamplingContext(params, 0, 0, [1, 2], 1)
     outputs = outputs_of(random_logits(3))
     tree = Topology.of([-1, 0, 0])
-    drawn = BatchDraw([outputs], [tree], [[2, 5, 6]], [stream])([(0, 1), (0, 2)])
+    drawn = BatchDraw([outputs], [tree], [[2, 5, 6]], [context])([(0, 1), (0, 2)])
     assert drawn[0] == NO_TOKEN
     assert 0 <= drawn[1] < VOCAB
-    rejecting = RejectionDraw(outputs, tree, [2, 5, 6], stream)
+    rejecting = RejectionDraw(outputs, tree, [2, 5, 6], context)
     distribution = rejecting.target_probs(1)
     assert distribution.tolist() == [0.0] * VOCAB
     assert rejecting.categorical(distribution, 1) == NO_TOKEN
@@ -193,12 +195,12 @@ def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
 
 def test_a_path_that_does_not_lead_to_the_position_is_an_error() -> None:
     """Guards against a draft source that draws with another node's history, or with none."""
-    stream, rows = penalised(temperature=1.0), list(random_logits(1))
-    assert draw_keyed(rows, [stream], [5], [[5]]) != []
+    context, rows = penalised(temperature=1.0), list(random_logits(1))
+    assert draw_keyed(rows, [context], [5], [[5]]) != []
     with pytest.raises(ValueError, match="one history per row"):
-        draw_keyed(rows, [stream], [5])
+        draw_keyed(rows, [context], [5])
     with pytest.raises(ValueError, match="path of 0 tokens does not lead to position 5"):
-        draw_keyed(rows, [stream], [5], [[]])
+        draw_keyed(rows, [context], [5], [[]])
 
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [9.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 5.0, 0.0, -torch.inf]])

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Stream
+from outpace.core.protocols import SamplingContext
 from outpace.sampling.warp import History, cutoff_distance, history_of, process, warp
 
 VOCAB = 12
@@ -115,13 +115,13 @@ def test_bad_words_equal_transformers_where_the_rules_coincide() -> None:
 
 
 def test_a_history_follows_the_path() -> None:
-    """Guards against drafted tokens counted as prompt, a pending token left out, and a stream that drafts grow."""
+    """Guards against drafted tokens counted as prompt, a pending token left out, and a context that drafts grow."""
     ids = [7, 8, 9, 1]
-    stream = Stream(SamplingParams(), 0, 0, ids, prompt_length=3, eos_token_ids=(5,))
-    assert history_of(stream) == History([7, 8, 9], [1], (5,))
-    assert history_of(stream, (2, 4)) == History([7, 8, 9], [1, 2, 4], (5,))
+    context = SamplingContext(SamplingParams(), 0, 0, ids, prompt_length=3, eos_token_ids=(5,))
+    assert history_of(context) == History([7, 8, 9], [1], (5,))
+    assert history_of(context, (2, 4)) == History([7, 8, 9], [1, 2, 4], (5,))
     assert ids == [7, 8, 9, 1]
-    prompt_only = Stream(SamplingParams(), 0, 0, ids, prompt_length=4)
+    prompt_only = SamplingContext(SamplingParams(), 0, 0, ids, prompt_length=4)
     assert history_of(prompt_only) == History(ids, [])
 
 

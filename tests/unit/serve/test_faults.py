@@ -29,9 +29,9 @@ class Faulty(BaseProposer):
         self.at = at
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        if any(len(request.stream.ids) - request.stream.prompt_length >= self.at for request in requests):
+        if any(len(request.sampling.ids) - request.sampling.prompt_length >= self.at for request in requests):
             raise RuntimeError("the drafter is broken")
-        return [DraftTree.chain(torch.tensor(request.stream.ids[-1:])) for request in requests]
+        return [DraftTree.chain(torch.tensor(request.sampling.ids[-1:])) for request in requests]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, SamplingContext
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import best_ids, own_scores_of
 from outpace.drafters.dflash.kernel import compiled_block
@@ -82,9 +82,9 @@ class BlockLevel(NamedTuple):
         return self.states[0].depth
 
     @property
-    def streams(self) -> list[Stream]:
-        """The stream of each node's request."""
-        return [state.asked.stream for state, size in zip(self.states, self.sizes, strict=True) for _ in range(size)]
+    def contexts(self) -> list[SamplingContext]:
+        """Of each node's request."""
+        return [state.asked.sampling for state, size in zip(self.states, self.sizes, strict=True) for _ in range(size)]
 
     def repeated(self, rows: Sequence[Tensor]) -> Tensor:
         """[F, ...] a row of each request, for each of its nodes."""
@@ -218,7 +218,7 @@ class BlockSource(BaseSource):
             above = [parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]]
             level.above.append(above)
             state.start, state.depth = nodes.start, 0 if level.is_first else state.depth + 1
-            if state.depth == 0 or not state.asked.stream.params.has_processors:  # reading tokens is a host read
+            if state.depth == 0 or not state.asked.sampling.params.has_processors:  # reading tokens is a host read
                 state.paths = [[]] * len(above)
             else:
                 ids = frontier.tokens[nodes.start : nodes.stop].tolist()
@@ -231,7 +231,7 @@ class BlockSource(BaseSource):
         paths = [path for state in level.states for path in state.paths]
         depths = [level.depth] * len(paths)
         asked = frontier.wants_entropy, frontier.draws
-        best = best_ids(logits, level.streams, depths, width, self._noise, paths, pool, *asked)
+        best = best_ids(logits, level.contexts, depths, width, self._noise, paths, pool, *asked)
         log_probs, entropy, mass = best.log_probs, best.entropy, self._log_mass(level)
         if mass is not None:
             log_probs = log_probs + mass[:, None]

@@ -95,10 +95,10 @@ class DominoSource(BlockSource):
             state.rows = self.net.head.vocabulary_weight[ids]
 
     def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
-        streams = [state.asked.stream for state in level.states]
-        if self._kernel is None or not counts_scores_alone(streams, self._noise, frontier.wants_entropy):
+        contexts = [state.asked.sampling for state in level.states]
+        if self._kernel is None or not counts_scores_alone(contexts, self._noise, frontier.wants_entropy):
             return super()._candidates(level, frontier, width)
-        is_keyed = self._noise and not all(stream.params.is_greedy for stream in streams)
+        is_keyed = self._noise and not all(context.params.is_greedy for context in contexts)
         is_rolled = level.is_first or all(state.rolled for state in level.states)
         if self.chains is not None and width == 1 and is_rolled and not is_keyed:
             with HEAD:
@@ -153,7 +153,7 @@ class DominoSource(BlockSource):
 
         draws = None
         if best is not None:
-            draws = draws_of(level.streams, [at] * len(tokens), self._noise, self._head.ids)
+            draws = draws_of(level.contexts, [at] * len(tokens), self._noise, self._head.ids)
         rows = HeadRows(
             None if self._table is not None else self._embed(tokens),
             [(state.gru, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],

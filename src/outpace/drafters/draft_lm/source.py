@@ -66,7 +66,7 @@ class LanguageModelSource(BaseSource, ABC):
                 growths.append(self._level(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
         scores, passes = self._scores([state for state, _ in groups], growths)
         logits, pool = self._whole(scores)
-        grown = [(state.asked.stream, state.scratch, nodes) for state, nodes in groups]
+        grown = [(state.asked.sampling, state.scratch, nodes) for state, nodes in groups]
         return replace(best_children(grown, logits, frontier, width, self._noise, pool), passes=passes)
 
     @abstractmethod

@@ -82,7 +82,7 @@ class EagleSource(PairSource[EagleState]):
             hidden = self._write(members, self._unwritten(members))  # [R, H]
         else:
             hidden = self._grow([(states[owner], nodes) for owner, nodes in groups.items()], frontier)
-        grown = [(states[owner].asked.stream, states[owner].scratch, nodes) for owner, nodes in groups.items()]
+        grown = [(states[owner].asked.sampling, states[owner].scratch, nodes) for owner, nodes in groups.items()]
         pool = pool_of(self._head, len(hidden))
         with LM_HEAD:
             scores = self._scores(hidden)

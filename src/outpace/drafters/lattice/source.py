@@ -44,7 +44,7 @@ class LatticeSource(BlockSource):
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `trees` can serve these requests: logits and keyed noise alone must rank candidates."""
-        return counts_scores_alone([request.stream for request in requests], self._noise, wants_entropy=False)
+        return counts_scores_alone([request.sampling for request in requests], self._noise, wants_entropy=False)
 
     @torch.inference_mode()
     def trees(
@@ -84,10 +84,10 @@ class LatticeSource(BlockSource):
         before = head.a(embedded[:, 0].to(dtype)).float()  # [R, r]
         rows = []
         for index, (state, limit) in enumerate(zip(states, limits, strict=True)):
-            stream, keys = state.asked.stream, list[tuple[int, int]]()
-            if limit and self._noise and not stream.params.is_greedy:
-                first = stream.first_position
-                keys = [noise_key(stream.seed, stream.sample_index, first + depth) for depth in range(self.depth)]
+            context, keys = state.asked.sampling, list[tuple[int, int]]()
+            if limit and self._noise and not context.params.is_greedy:
+                first = context.first_position
+                keys = [noise_key(context.seed, context.sample_index, first + depth) for depth in range(self.depth)]
             rows.append(
                 LatticeRows(
                     before[index].contiguous(),
@@ -99,10 +99,10 @@ class LatticeSource(BlockSource):
                     others=others[index].contiguous(),
                     sharpness=self._sharpness,
                     temperature=temperatures[index],
-                    token=stream.ids[-1],
+                    token=context.ids[-1],
                     budget=state.asked.budget if limit else 0,
                     max_depth=limit,
-                    endings=stream.ending_ids,
+                    endings=context.ending_ids,
                     keys=keys,
                 )
             )
@@ -131,7 +131,7 @@ class LatticeSource(BlockSource):
         )
 
     def _temperature(self, request: DraftRequest) -> float:
-        params = request.stream.params
+        params = request.sampling.params
         return 1.0 if params.is_greedy or not self._noise else params.temperature
 
     @torch.inference_mode()

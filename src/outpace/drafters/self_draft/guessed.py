@@ -125,11 +125,11 @@ class ModelGuesser(StaticProposer):
     ) -> list[Retrieved]:
         """Chains below the paths. Their rows follow tokens that the target has not verified yet, so they are dropped;
         those of accepted tokens are computed again with the next round's ids."""
-        streams = [
-            replace(request.stream, ids=[*request.ids[:-1], *path.tolist()])
+        contexts = [
+            replace(request.sampling, ids=[*request.ids[:-1], *path.tolist()])
             for request, path in zip(requests, paths, strict=True)
         ]
-        ahead = [replace(request, stream=stream) for request, stream in zip(requests, streams, strict=True)]
+        ahead = [replace(request, sampling=context) for request, context in zip(requests, contexts, strict=True)]
         trees = self.propose(states, ahead)
         for state, request in zip(states, requests, strict=True):
             self._model.rewind_slot(state.of_source.slot, len(request.ids))

@@ -63,7 +63,7 @@ class SelfDraft(LanguageModelSource):
         """Start a round; rows are selected in the first round of a prompt."""
         if self.selector is not None:
             for state, request in zip(states, requests, strict=True):
-                prompt = request.stream.prompt_length
+                prompt = request.sampling.prompt_length
                 if state.prompt != prompt:
                     state.selected, state.prompt = self.selector.select(state.slot, request.ids[:-1]), prompt
                 state.view = self.selector.view(state.slot, state.selected)

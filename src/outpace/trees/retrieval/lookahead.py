@@ -216,8 +216,8 @@ class Lookahead(BaseProposer):
             state.window = None
             state.sizes = sizes  # last, so that an interrupted change is made again
         if state.window is None:
-            state.window = JacobiWindow(sizes, request.ids, state.source, request.stream.ending_ids)
-        state.ids, state.finals = request.ids, request.stream.ending_ids
+            state.window = JacobiWindow(sizes, request.ids, state.source, request.sampling.ending_ids)
+        state.ids, state.finals = request.ids, request.sampling.ending_ids
         return state.window
 
 

@@ -10,7 +10,7 @@ import torch
 
 from outpace.budget.costs import Prices
 from outpace.core.events import ORIGINS, NodeOrigin
-from outpace.core.protocols import Stream
+from outpace.core.protocols import SamplingContext
 from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
@@ -39,7 +39,7 @@ class GrowthRequest:
         text: suffix automaton of its ids, made by the same grower and up to date; None without it.
     """
 
-    stream: Stream
+    sampling: SamplingContext
     matrix: TransitionMatrix | None
     text: Any
     acceptance: AcceptanceModel
@@ -52,14 +52,14 @@ class GrowthRequest:
     def noise_depths(self) -> int:
         """Number of depths at which the noise of the target's draws is part of a candidate's price; 0 where that noise
         does not decide what is accepted."""
-        params = self.stream.params
+        params = self.sampling.params
         is_keyed = not (params.is_greedy or params.is_rejection)
         return max(1, min(self.max_depth, self.budget) + 1) if is_keyed else 0
 
     def noise_key(self, depth: int) -> tuple[int, int]:
         """Key of the target's draw below a node at a depth."""
-        stream = self.stream
-        return noise_key(stream.seed, stream.sample_index, stream.first_position + depth)
+        context = self.sampling
+        return noise_key(context.seed, context.sample_index, context.first_position + depth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,10 +192,10 @@ class _KernelTree:
 
     def __init__(self, tree: structs.Growing, request: GrowthRequest, least_ms: dict[int, Any]) -> None:
         self._tree, self._draft, self._inputs = tree, request.draft, list[Any]()
-        budget, stream, draft = request.budget, request.stream, request.draft
+        budget, context, draft = request.budget, request.sampling, request.draft
         most = (budget + 1) * _MOST_RETRIEVED + (0 if draft is None else len(draft))
         self._columns = np.empty((5, budget + 2), dtype=np.int64)  # tokens, parents, drafted, origins, starts
-        self._columns[0, 0] = stream.ids[-1]
+        self._columns[0, 0] = context.ids[-1]
         self._gains, self._tokens = np.empty(budget + 2), np.empty(most, dtype=np.int64)
         self._features = np.empty((most, SOURCES), dtype=np.uint8)
         first, stride = _address(self._columns), self._columns.strides[0]
@@ -204,8 +204,8 @@ class _KernelTree:
         tree.gains, tree.named, tree.features = map(_address, (self._gains, self._tokens, self._features))
         tree.weights = request.acceptance.weights.buffer_info()[0]
         tree.text = None if request.text is None else request.text.handle
-        tree.budget, tree.max_depth, tree.before = budget, request.max_depth, stream.before
-        tree.endings, tree.ending_count = self._input(stream.ending_ids), len(stream.ending_ids)
+        tree.budget, tree.max_depth, tree.before = budget, request.max_depth, context.before
+        tree.endings, tree.ending_count = self._input(context.ending_ids), len(context.ending_ids)
         if request.matrix is not None:
             self._add_matrix(request.matrix)
         if draft is not None and len(draft) > 1:

@@ -233,7 +233,7 @@ class UnionProposer(Nested):
 
     def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:
         """Choose the acceptance model, and add the request's new ids to its text."""
-        state.acceptance = state.greedy if request.stream.params.is_greedy else state.sampled
+        state.acceptance = state.greedy if request.sampling.params.is_greedy else state.sampled
         if state.text is not None:
             state.text.follow(request.ids)
 
@@ -248,7 +248,7 @@ class UnionProposer(Nested):
             state.scale = 1.0 if request.prices is None else state.kept
         wanted = [
             GrowthRequest(
-                stream=request.stream,
+                sampling=request.sampling,
                 matrix=state.matrix,
                 text=state.text,
                 acceptance=state.acceptance,

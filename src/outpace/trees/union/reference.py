@@ -53,9 +53,9 @@ class ReferenceGrower:
 
 def grow_tree(request: GrowthRequest) -> Growth:
     """Grow best-first: of all candidates below the nodes of the tree, the most likely joins next."""
-    stream, text, model = request.stream, request.text, request.acceptance
+    context, text, model = request.sampling, request.text, request.acceptance
     drafts = _children(request.draft)
-    tokens, parents, drafted = [stream.ids[-1]], [-1], [0]
+    tokens, parents, drafted = [context.ids[-1]], [-1], [0]
     origins, gains = list[NodeOrigin](["pending"]), list[float]()
     candidates, offers, order = list[dict[int, Features]](), list[_Offer](), count()
     node, depth, price, floor = 0, 0, 1.0, 0.0
@@ -64,8 +64,8 @@ def grow_tree(request: GrowthRequest) -> Growth:
         if request.prices is not None:
             floor = max(floor, request.prices.least_gain(len(tokens) - 1))
         below: dict[int, Features] = {}
-        if depth < request.max_depth and (node == 0 or tokens[node] not in stream.ending_ids):
-            before = tokens[parents[node]] if node else stream.before
+        if depth < request.max_depth and (node == 0 or tokens[node] not in context.ending_ids):
+            before = tokens[parents[node]] if node else context.before
             below = _candidates(request, drafts.get(drafted[node], {}), before, tokens[node], depth=depth, match=match)
             for token, share in zip(below, model.prices(list(below.values())), strict=True):
                 if price * share >= floor:

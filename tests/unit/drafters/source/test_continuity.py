@@ -126,7 +126,7 @@ def test_scores_are_a_laws_under_the_requests_noise(params: dict[str, Any], deca
         every = torch.arange(VOCAB).expand(len(paths), -1)
         moved = logits[depth] + 0.5 / (decay or 1.0) ** depth * NGRAMS.log_probs(contexts, every)
         moved[:, logits[depth] < logits[depth].topk(CANDIDATES).values[-1]] = -torch.inf
-        expected = keyed_scores(moved, [request.stream] * len(paths), [depth] * len(paths), True, paths)
+        expected = keyed_scores(moved, [request.sampling] * len(paths), [depth] * len(paths), True, paths)
         if decay is not None:
             expected += (moved.exp().sum(dim=1) / logits[depth].exp().sum()).log()[:, None]
         torch.testing.assert_close(log_probs, expected.gather(1, tokens), atol=1e-5, rtol=1e-5)

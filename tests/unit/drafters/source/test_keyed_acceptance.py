@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Stream
+from outpace.core.protocols import SamplingContext
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.sampling.draw import draw_keyed
@@ -57,9 +57,9 @@ def keyed_agreement(p: Tensor, q: Tensor) -> float:
 
 def agreed(logits: Tensor, noise: bool) -> int:
     """How often the drafter's best token is the target's draw, over positions with logits [P, 2, V] of both."""
-    depths, streams = list(range(len(logits))), [Stream(SAMPLED, 5, 0, [0])] * len(logits)
-    drafted = keyed_scores(logits[:, 1], streams, depths, noise).argmax(dim=-1).tolist()
-    drawn = draw_keyed(list(logits[:, 0]), streams, [1 + depth for depth in depths])
+    depths, contexts = list(range(len(logits))), [SamplingContext(SAMPLED, 5, 0, [0])] * len(logits)
+    drafted = keyed_scores(logits[:, 1], contexts, depths, noise).argmax(dim=-1).tolist()
+    drawn = draw_keyed(list(logits[:, 0]), contexts, [1 + depth for depth in depths])
     return sum(draft == token for draft, token in zip(drafted, drawn, strict=True))
 
 

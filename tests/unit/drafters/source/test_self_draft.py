@@ -248,7 +248,7 @@ def test_a_selection_ends_with_its_prompt() -> None:
 
 def request_after(prompt: list[int]) -> Any:
     request = draft_request([*prompt, 5], 3, 9)
-    return replace(request, stream=replace(request.stream, prompt_length=len(prompt)))
+    return replace(request, sampling=replace(request.sampling, prompt_length=len(prompt)))
 
 
 @pytest.mark.thorough

@@ -192,7 +192,9 @@ def test_the_tree_is_the_papers() -> None:
     open_with(target, PROMPTS[0])
     proposer = proposer_for(target, f"tokenswift:as=paper,keep={KEEP}")
     request = draft_request([*PROMPTS[0], 5], 100, 9)
-    (tree,) = proposer.propose([proposer.open(0)], [replace(request, stream=replace(request.stream, prompt_length=90))])
+    (tree,) = proposer.propose(
+        [proposer.open(0)], [replace(request, sampling=replace(request.sampling, prompt_length=90))]
+    )
     drafted = [depth for depth, origin in zip(tree.topology.depths, tree.origins, strict=True) if origin == "drafted"]
     assert [drafted.count(depth) for depth in range(1, 6)] == [1, 3, 9, 27, 0]
 

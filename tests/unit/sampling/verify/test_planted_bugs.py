@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer, Stream
+from outpace.core.protocols import Proposer, SamplingContext
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine import round as engine_round
 from outpace.engine.engine import Engine
@@ -94,9 +94,9 @@ PENALTIES: dict[str, dict[str, Any]] = {
 }
 
 
-def root_history(stream: Stream, path_tokens: Sequence[int] = ()) -> History:
+def root_history(context: SamplingContext, path_tokens: Sequence[int] = ()) -> History:
     """Planted: every node is penalised by what the root knows."""
-    return history_of(stream)
+    return history_of(context)
 
 
 class HistoryByIndex(BatchDraw):

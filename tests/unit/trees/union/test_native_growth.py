@@ -48,7 +48,7 @@ def test_trees_are_those_of_the_reference(worlds: list[World], budget: int, dept
 @settings(max_examples=60, deadline=None)
 def test_a_text_that_grows_is_matched_as_in_python(ids: list[int], kept: int, cuts: st.DataObject) -> None:
     """Guards against an automaton whose states do not part, and against one that remembers what was taken back."""
-    world = World(draft_request(ids, 0, 0).stream, None, False, None, flat(single=1.0, pair=2.0, longer=3.0))
+    world = World(draft_request(ids, 0, 0).sampling, None, False, None, flat(single=1.0, pair=2.0, longer=3.0))
     compiled, text = COMPILED.text(), REFERENCE.text()
     length = 0
     while length < len(ids):

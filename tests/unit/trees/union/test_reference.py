@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Stream
+from outpace.core.protocols import SamplingContext
 from outpace.core.tree import DraftTree
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing.sources import node_paths
@@ -46,7 +46,7 @@ def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int
     tree, order = growth.tree(CPU)
     paths = node_paths(tree)
     assert len(set(paths)) == len(paths) == len(grown) + 1, "no two siblings say the same"
-    assert int(tree.tokens[0]) == world.stream.ids[-1]
+    assert int(tree.tokens[0]) == world.sampling.ids[-1]
     assert tree.topology.max_depth <= depth
     below, last = world.below(), [(), *growth_paths(growth)][-1]
     for path, node in zip(paths, order, strict=True):
@@ -63,10 +63,10 @@ def test_the_draft_comes_first_and_keeps_its_parents() -> None:
     """Guards against a drafted node numbered behind a retrieved one, or hung below another when nodes are renumbered:
     here the matrix is likelier than the draft at every depth, so that growth takes them the other way round. And
     against a growth that its own tree puts in another order, so that a second tree of it is another one."""
-    stream = draft_request([0], 0, 0).stream
+    context = draft_request([0], 0, 0).sampling
     draft = draft_tree([(0, 1, 0.95), (0, 2, 0.95), (1, 3, 0.95), (2, 4, 0.95)], 0, passes=2)
     acceptance = flat(bias=-1, first=6, second=4, sure=2)
-    world = World(stream, rows_of({0: [8, 7], 1: [8]}), False, draft, acceptance)
+    world = World(context, rows_of({0: [8, 7], 1: [8]}), False, draft, acceptance)
     growth = world.grow(60, 2)
     assert growth.drafted[1] == NOWHERE
     tree, order = growth.tree(CPU)
@@ -83,7 +83,7 @@ def test_the_draft_comes_first_and_keeps_its_parents() -> None:
 def test_siblings_that_the_draft_says_twice_are_one() -> None:
     """Guards against a slot for a token that can never be reached, behind its own twin."""
     draft = draft_tree([(0, 3, 0.95), (0, 3, 0.55), (2, 4, 0.95)], 1)
-    world = World(draft_request([1], 0, 0).stream, None, False, draft, flat())
+    world = World(draft_request([1], 0, 0).sampling, None, False, draft, flat())
     growth = world.grow(9, 9)
     assert growth_paths(growth) == [(3,)]
     assert clues_of(growth) == [(drafted(math.log(0.95)), UNPAIRED, UNRANKED, UNMATCHED, QUIET)]
@@ -91,15 +91,15 @@ def test_siblings_that_the_draft_says_twice_are_one() -> None:
 
 def test_who_is_silent_names_nothing() -> None:
     """Guards against the zeros of rows never seen, and against matches of no length, taken for continuations."""
-    stream = draft_request([1, 2, 3], 0, 0).stream
+    context = draft_request([1, 2, 3], 0, 0).sampling
     for draft in (None, draft_tree([], 3, passes=1)):
-        world = World(stream, rows_of({}), True, draft, flat())
+        world = World(context, rows_of({}), True, draft, flat())
         growth = world.grow(9, 9)
         assert (growth.tokens, growth.candidates.below(0), growth.gain) == ([3], {}, 0.0)
         assert len(growth.tree(CPU)[0]) == 1
-    zero = World(stream, rows_of({3: [0]}), False, None, flat())
+    zero = World(context, rows_of({3: [0]}), False, None, flat())
     assert len(growth_paths(zero.grow(9, 1))) == 8, "a row that was seen may begin with 0"
-    scoreless = World(stream, None, False, DraftTree.chain(torch.tensor([3, 4])), flat())
+    scoreless = World(context, None, False, DraftTree.chain(torch.tensor([3, 4])), flat())
     with pytest.raises(AssertionError, match="a draft needs scores"):
         scoreless.grow(9, 9)
 
@@ -112,9 +112,9 @@ def test_the_noise_is_that_of_the_targets_own_draw() -> None:
     rows = rows_of({token: range(8) for token in range(VOCAB)})
     for seed, heat, rule in ((3, 0.7, "match"), (4, 0.7, "match"), (3, 0.0, "match"), (3, 0.7, "rejection")):
         params = SamplingParams(temperature=heat, verification=rule)
-        stream = Stream(params, seed, 2, ids, 3)
+        context = SamplingContext(params, seed, 2, ids, 3)
         is_deaf = not heat or rule == "rejection"
-        growth = World(stream, rows, False, draft, flat()).grow(200, 3)
+        growth = World(context, rows, False, draft, flat()).grow(200, 3)
         heard = set()
         for path, features in zip(growth_paths(growth), clues_of(growth), strict=True):
             value = gumbel([noise_key(seed, 2, len(ids) + len(path) - 1)], torch.tensor([path[-1]]))

@@ -81,7 +81,7 @@ def wishes(budget: int = 10, depth: int = 4, **params: Any) -> list[DraftRequest
 
 def grown_alone(request: DraftRequest, draft: DraftTree | None, weights: Sequence[float]) -> Growth:
     """What grows for one request that shares nothing with others."""
-    world = World(request.stream, known_matrix(), True, draft, AcceptanceModel(weights))
+    world = World(request.sampling, known_matrix(), True, draft, AcceptanceModel(weights))
     return world.grow(request.budget, request.max_depth)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from outpace.core.protocols import NO_TOKEN, Proposer, Stream
+from outpace.core.protocols import NO_TOKEN, Proposer, SamplingContext
 from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing.sources import node_paths
@@ -82,7 +82,7 @@ def rows_of(known: dict[int, Sequence[int]], pairs: dict[Pair, Sequence[int]] | 
 class World:
     """One request and everything that may name continuations of its ids."""
 
-    stream: Stream
+    sampling: SamplingContext
     matrix: TransitionMatrix | None
     asks_text: bool
     draft: DraftTree | None
@@ -91,10 +91,10 @@ class World:
     def request(self, grower: Grower, budget: int, depth: int, **options: Any) -> GrowthRequest:
         text = grower.text() if self.asks_text else None
         if text is not None:
-            text.follow(self.stream.ids)
+            text.follow(self.sampling.ids)
         settings = {"draft": self.draft} | options
         return GrowthRequest(
-            self.stream, self.matrix, text, acceptance=self.acceptance, budget=budget, max_depth=depth, **settings
+            self.sampling, self.matrix, text, acceptance=self.acceptance, budget=budget, max_depth=depth, **settings
         )
 
     def grow(self, budget: int, depth: int, **options: Any) -> Growth:
@@ -104,7 +104,7 @@ class World:
 
     def named(self, path: Path, below: dict[Path, dict[int, float]]) -> dict[int, Features]:
         """What follows a path and what speaks for it, by looking everything up again."""
-        ids = self.stream.ids
+        ids = self.sampling.ids
         before, token = (NO_TOKEN, *ids, *path)[-2:]
         seen: list[int] = []
         pair: list[int] | None = None
@@ -125,15 +125,15 @@ class World:
             matrix = ranked(seen.index(token)) if token in seen else UNRANKED
             text = matched(match[1]) if match and match[0] == token else UNMATCHED
             noise = QUIET
-            if not self.stream.params.is_greedy and token not in scores:
-                key = noise_key(self.stream.seed, self.stream.sample_index, len(ids) + len(path))
+            if not self.sampling.params.is_greedy and token not in scores:
+                key = noise_key(self.sampling.seed, self.sampling.sample_index, len(ids) + len(path))
                 noise = noisy(float(gumbel([key], torch.tensor([token]))))
             named[token] = draft, two, matrix, text, noise
         return named
 
     def _match(self, ids: list[int]) -> tuple[int, int] | None:
         """What followed the longest end of some ids whose first place in the text is not its end."""
-        text = list(self.stream.ids)
+        text = list(self.sampling.ids)
         for length in range(len(ids) if self.asks_text else 0, 0, -1):
             end = first_ends(text, ids[-length:])
             if end is not None and end < len(text):
@@ -187,9 +187,9 @@ def random_world(seed: int, heat: float) -> World:
                 taken.add((parent, token))
                 nodes.append((parent, token, source.uniform(0.01, 0.99)))
         draft = draft_tree(nodes, ids[-1], passes=source.randint(0, 3))
-    stream = draft_request(ids, 0, 0, seed=seed, temperature=heat).stream
+    context = draft_request(ids, 0, 0, seed=seed, temperature=heat).sampling
     return World(
-        stream, matrix, source.random() < 0.8, draft, AcceptanceModel([source.gauss(0, 1.2) for _ in range(SIZE)])
+        context, matrix, source.random() < 0.8, draft, AcceptanceModel([source.gauss(0, 1.2) for _ in range(SIZE)])
     )
 
 
