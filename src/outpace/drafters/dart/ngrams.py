@@ -154,7 +154,7 @@ class Continuity:
     where Z makes q' a distribution, to which processing, temperature, truncation and keyed noise apply as to any other
     draft's. The authors' search adds, per level, w_l * (decay^l * log q + weight * log p_ngram). For that search log Z
     is added back to the scores of a node's children, after the noise, and the shape weighs the level by w_l * decay^l
-    (`trees.shapes.beam.SearchConfig`): at temperature 0 that is the same sum. Z is at most 1 and measures how well the
+    (`trees.shapes.beam.Search`): at temperature 0 that is the same sum. Z is at most 1 and measures how well the
     next guesses continue the node; without it, a node without a good continuation would score like any other. Shapes
     with thresholds read scores as probabilities, so for them log Z is not added back.
 

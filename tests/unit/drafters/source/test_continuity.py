@@ -22,7 +22,7 @@ from outpace.testing import assert_lossless
 from outpace.testing.sources import Path, node_paths
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, StaticProposer
-from outpace.trees.shapes.beam import Beam, SearchConfig
+from outpace.trees.shapes.beam import Search, SearchConfig
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.source.learned import PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
@@ -76,7 +76,7 @@ def searched(logits: Tensor, ids: Sequence[int], budget: int, distribution: LogP
 
 
 def search(logits: Sequence[Tensor], requests: Sequence[Any], continuity: Continuity | None) -> list[DraftTree]:
-    proposer = GrowingProposer(GuessSource(logits, continuity), Beam(SearchConfig()), 60)
+    proposer = GrowingProposer(GuessSource(logits, continuity), Search(SearchConfig()), 60)
     return proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
 
 
@@ -188,7 +188,7 @@ def test_lossless(shape: str, options: dict[str, Any]) -> None:
         source = DartSource(net, target.embedding, (0, 1, 2), *sizes, continuity=CONTINUITY)
         if shape == "chain":
             return StaticProposer(source, Chain(), 6, torch.device("cpu"))
-        return GrowingProposer(source, Beam(SearchConfig()), 30)
+        return GrowingProposer(source, Search(SearchConfig()), 30)
 
     params = [SamplingParams(max_new_tokens=24, seed=seed, **options) for seed in range(3)]
     sessions = assert_lossless(lambda: Engine(target, prefill_chunk=8), proposer, PROMPTS, params)
