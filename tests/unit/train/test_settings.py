@@ -171,6 +171,14 @@ def test_settings_without_effect_are_refused(kind: str, overrides: str, said: st
         merged_settings(kind, None, overrides.split())
 
 
+def test_recipes_of_shipped_drafters_are_read() -> None:
+    """Guards against a setting that is removed and still in the files with which their cards train them further."""
+    files = sorted((Path(__file__).parents[3] / "drafters").glob("*/*/recipe.yaml"))
+    assert files
+    for file in files:
+        merged_settings(file.parent.name, file, ())
+
+
 def test_a_short_run_is_measured_and_stored_too() -> None:
     """Guards against an hour of training that is lost when it stops, because defaults are those of long runs, against
     a hundred prompts of which two thirds are held out, and against settings that are stated and not heeded."""
