@@ -30,7 +30,7 @@ def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, P
         if spec != (parse_method(default) if isinstance(default, str) else default):
             _check_files(name, spec)
             return str(spec), *model.drafting(spec, budget)
-    return model.method_name, *model.drafting(None, budget)
+    return model.method_name, *model.drafting(None if name is None else default, budget)
 
 
 def _check_files(name: str, spec: MethodSpec) -> None:

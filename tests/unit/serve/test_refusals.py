@@ -5,7 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from outpace.lib.errors import InvalidRequest
 from outpace.serve.errors import in_its_words
+from outpace.serve.service import drafting
 from tests.unit.serve.served import NAME, Served
 
 CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -86,6 +88,17 @@ def test_a_chat_request_that_cannot_be_honoured(served: Served, change: dict[str
     assert error["type"] == "invalid_request_error"
     assert param.split(".")[-1].split("[")[0] in error["message"]
     assert len(error["message"]) < 1200
+
+
+def test_a_budget_next_to_the_servers_own_method_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a budget of the method that a request names which another one replaces without a word, because
+    that method is the server's; a request that names none may give a budget."""
+    for field in ("method", "method_name"):
+        monkeypatch.setattr(served.model, field, "recycle:budget=8")
+    for spelling in ("recycle:budget=8", "recycle:budget=08"):
+        with pytest.raises(InvalidRequest, match="budget=3 and method='recycle:budget=8' were both given"):
+            drafting(served.model, spelling, 3)
+    assert drafting(served.model, None, 3)[2] == 3
 
 
 @pytest.mark.parametrize(
