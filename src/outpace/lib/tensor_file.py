@@ -1,6 +1,7 @@
 """Writing safetensors files."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,6 +20,9 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     scratch = file.with_name(f"{file.name}.tmp")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, dict(about))
-    except SafetensorError as error:
+        scratch.replace(file)
+    except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: cannot be written ({error}); free some space, or choose another folder") from error
-    scratch.replace(file)
+    finally:
+        with suppress(OSError):  # gone where all went well
+            scratch.unlink()
