@@ -64,7 +64,7 @@ def test_claims_that_the_papers_own_numbers_contradict_are_marked(paper: str) ->
             sign = -1.0 if METRICS[claim.metric].fewer_is_better else 1.0
             cells: dict[tuple[str, str, str], dict[str, float]] = {}
             for value in exhibit.values:
-                if value.metric == claim.metric and (not claim.runs or value.run in claim.runs):
+                if value.metric == claim.metric and (not claim.runs or value.run in ("", *claim.runs)):
                     for of, number in value.sets.items():
                         if not claim.sets or of in claim.sets:
                             cells.setdefault((value.of, value.run, of), {})[value.row] = number
