@@ -129,9 +129,8 @@ class Gates(NamedTuple):
 
 
 class GrowingShape:
-    """Selects candidates level by level; a class of its own adds `width` and `grow`. It keeps no state except the
-    history in its per-request states. By default there is none, each request keeps its budget, and all levels weigh the
-    same.
+    """Selects candidates level by level; a subclass adds `width` and `grow`. It keeps no state except a history in its
+    per-request states. By default it has no history, each request keeps its budget, and all levels weigh the same.
 
     `begin` starts a round with the budgets of all its requests. `grow` and `kept` get the same states in the same
     order. `weight` is the factor, above 0, of scores at a depth (from 1) in cumulative ones. `grow` returns two masks
@@ -153,7 +152,7 @@ class GrowingShape:
     wants_entropy = False
     draws = False
 
-    if TYPE_CHECKING:  # a shape without it is refused by name
+    if TYPE_CHECKING:  # not defined: a shape without it is refused by name
 
         def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 

@@ -209,7 +209,7 @@ class Session:
 
     @cached_property
     def sampling(self) -> SamplingContext:
-        """For a tree whose root is the pending token. It reads the ids as they grow."""
+        """What the next tokens depend on, for a tree whose root is the pending token. It reads the ids as they grow."""
         return SamplingContext(
             self.params,
             self.seed,

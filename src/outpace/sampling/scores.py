@@ -57,7 +57,7 @@ def keyed_scores(
 
     Args:
         logits: [F, V] float32 draft logits, in the target's ids.
-        contexts: of the request of each row; the same object in all rows of a request, or its noise is computed again.
+        contexts: each row's; pass the same object in all rows of a request, or its noise is computed again.
         depths: depth of each row's node; the token after it is `depth` positions after the pending token's successor.
         noise: whether sampled requests draft with their noise.
         paths: per row the drafted tokens down to the node; read for requests with `has_processors`, which need it.

@@ -83,7 +83,7 @@ class BlockLevel(NamedTuple):
 
     @property
     def contexts(self) -> list[SamplingContext]:
-        """Of each node's request."""
+        """The context of each node's request."""
         return [state.asked.sampling for state, size in zip(self.states, self.sizes, strict=True) for _ in range(size)]
 
     def repeated(self, rows: Sequence[Tensor]) -> Tensor:
