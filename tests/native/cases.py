@@ -1,4 +1,4 @@
-"""What driver.cpp runs: each kernel on random numbers, against its Python reference."""
+"""What driver.cpp runs: the kernels with code for instruction sets, on random numbers, against their references."""
 
 import copy
 import ctypes
@@ -20,13 +20,10 @@ from outpace.kernels.topk import KeyedDraws
 from outpace.lib.int8 import quantized, rotated, rotation_of, rounded_rows
 from outpace.models.attention import _attend_on_cpu
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.trees.union.growth import _LAYOUT, _KernelTree
-from outpace.trees.union.reference import ReferenceGrower
-from tests.native.script import Loaded, Script
+from tests.native.script import Script
 from tests.unit.kernels.test_attention import TREE, World
 from tests.unit.kernels.test_blocks import extremes, random_weight
 from tests.unit.models.tiny import drawn
-from tests.unit.trees.union.worlds import random_world
 
 ROWS = 37
 COUNTS = (1, 2, 3, 5, 8, 32)
@@ -230,36 +227,6 @@ def _draw(script: Script) -> None:
             script.same(f"drawn of {dtype}, row {row}", place, scores[row].argmax())
 
 
-def add_growth(script: Script) -> None:
-    """Trees of the union from random worlds, with texts, transitions, drafts and noise."""
-    for seed in range(12):
-        world = random_world(seed, 0.8 * (seed % 2))
-        expected = ReferenceGrower().grow([world.request(ReferenceGrower(), 20, 5)])[0]
-        tree, count = structs.array(structs.Growing, 1)(), len(expected.tokens)
-        asks_text, world.asks_text = world.asks_text, False
-        kernel = _KernelTree(tree[0], request := world.request(ReferenceGrower(), 20, 5), {})
-        script.keep(kernel._columns, kernel._gains, kernel._tokens, kernel._features, *kernel._inputs, tree)
-        script.keep(np.frombuffer(request.acceptance.weights, dtype=np.float64))
-        if request.matrix is not None:
-            script.keep(request.matrix.successors)
-            if request.matrix.pairs is not None:
-                script.keep(request.matrix.pairs.keys, request.matrix.pairs.rows)
-        if asks_text:
-            ids = np.array(world.sampling.ids, dtype=np.int64)
-            text = ctypes.c_int64.from_address(ctypes.addressof(tree) + structs.Growing.text.offset)
-            script.call("text", result=text)
-            script.call("text_extend", Loaded(text), ids, len(ids))
-        script.call("grow", _LAYOUT, tree, 1)
-        columns = kernel._columns
-        for row, wanted in enumerate((expected.tokens, expected.parents, expected.drafted)):
-            script.same(f"column {row} of tree {seed}", columns[row, :count], np.array(wanted, dtype=np.int64))
-        found = ctypes.c_int32.from_address(ctypes.addressof(tree) + structs.Growing.count.offset)
-        script.same(f"nodes of tree {seed}", found, np.array([count], dtype=np.int32))
-        if count > 1:
-            gains = torch.from_numpy(kernel._gains)[: count - 1]
-            script.close(f"gains of tree {seed}", gains, torch.tensor(expected.gains, dtype=torch.float64), 1e-12)
-
-
 PARTS: dict[str, Callable[[Script], None]] = {
     "products": add_products,
     "blocks": add_blocks,
@@ -267,5 +234,4 @@ PARTS: dict[str, Callable[[Script], None]] = {
     "attention": add_attention,
     "tiles": partial(add_attention, coarse=0.02),  # with AMX weights of values are rounded to bfloat16
     "sampling": add_sampling,
-    "growth": add_growth,
 }

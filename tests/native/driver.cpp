@@ -18,7 +18,7 @@
 namespace {
 
 enum Step : int64_t { kCall, kClose, kSame };
-enum Argument : int64_t { kNumber, kAddress, kLoaded };  // loaded: an address that an earlier call left in a buffer
+enum Argument : int64_t { kNumber, kAddress };
 
 [[noreturn]] void fail(const std::string& reason) {
   std::fprintf(stderr, "driver: %s\n", reason.c_str());
@@ -91,10 +91,7 @@ class Script {
     int64_t words[12] = {};
     const int64_t count = number();
     for (int64_t index = 0; index < count; ++index) {
-      const int64_t kind = number();
-      if (kind == kNumber) words[index] = number();
-      else if (kind == kAddress) words[index] = int64_t(uintptr_t(address()));
-      else std::memcpy(&words[index], address(), sizeof words[index]);
+      words[index] = number() == kNumber ? number() : int64_t(uintptr_t(address()));
     }
     typedef int64_t (*Function)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
     const int64_t* w = words;
@@ -103,11 +100,10 @@ class Script {
   }
 
   // Whether numbers are as expected, within a share of the largest of them.
-  template <class Number>
   bool compare(const std::string& label, const char* found, const char* expected, int64_t count, double share) {
     double most = 0, off = 0;
     for (int64_t index = 0; index < count; ++index) {
-      Number one, other;
+      float one, other;
       std::memcpy(&one, found + index * sizeof one, sizeof one), std::memcpy(&other, expected + index * sizeof other, sizeof other);
       most = std::fmax(most, std::fabs(double(other)));
       const double apart = std::fabs(double(one) - double(other));
@@ -127,10 +123,9 @@ class Script {
       if (!holds) std::printf("%s: other bytes\n", label.c_str());
       return holds;
     }
-    const int64_t width = number();
     double share;
     take(&share, sizeof share);
-    return width == 8 ? compare<double>(label, found, expected, count, share) : compare<float>(label, found, expected, count, share);
+    return compare(label, found, expected, count, share);
   }
 
  private:

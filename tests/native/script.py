@@ -10,18 +10,11 @@ import numpy as np
 import torch
 
 _CALL, _CLOSE, _SAME = range(3)
-_NUMBER, _ADDRESS, _LOADED = range(3)
+_NUMBER, _ADDRESS = range(2)
 _SPARE = 4096
 """Bytes behind a buffer: kernels may read some rows behind the last one."""
 Memory = Any
 """A tensor, an array of NumPy, or a structure or array of ctypes."""
-
-
-class Loaded:
-    """An argument: the address that an earlier call left in a place."""
-
-    def __init__(self, place: Memory) -> None:
-        self.place = place
 
 
 class Script:
@@ -38,7 +31,7 @@ class Script:
             if self._find(start) is None:
                 self._buffers.append((start, max(size, 1), one))  # arrays without elements have an address too
 
-    def call(self, name: str, *arguments: Memory | int | Loaded | None, result: Memory = None) -> None:
+    def call(self, name: str, *arguments: Memory | int | None, result: Memory = None) -> None:
         """Call `outpace_<name>`.
 
         Args:
@@ -49,8 +42,6 @@ class Script:
         for one in arguments:
             if one is None or isinstance(one, int):
                 step += [_number(_NUMBER), _number(one or 0)]
-            elif isinstance(one, Loaded):
-                step += [_number(_LOADED), self._place(one.place)]
             else:
                 step += [_number(_ADDRESS), self._place(one)]
         step.append(_number(0) if result is None else _number(1) + self._place(result))
@@ -58,9 +49,9 @@ class Script:
 
     def close(self, label: str, found: Memory, expected: torch.Tensor, share: float) -> None:
         """Require floats of `found` to be as expected, within a share of the largest of them."""
-        expected = expected.to(found.dtype).contiguous()
+        expected = expected.float().contiguous()
         assert found.shape == expected.shape, (found.shape, expected.shape)
-        tail = _number(found.numel()), _number(found.element_size()), struct.pack("<d", share)
+        tail = _number(found.numel()), struct.pack("<d", share)
         places = self._place(found), self._place(expected)
         self._steps.append(b"".join((_number(_CLOSE), _text(label), *places, *tail)))
 
