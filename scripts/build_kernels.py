@@ -39,11 +39,8 @@ class Target:
 
 TARGETS = {
     "x86_64-linux-gnu": Target("x86_64-linux-gnu.2.28", "linux", "manylinux_2_28_x86_64"),
-    "x86_64-linux-musl": Target("x86_64-linux-musl", "linux", "musllinux_1_2_x86_64"),
-    "x86_64-macos": Target("x86_64-macos.11.0", "darwin", "macosx_11_0_x86_64"),
     "x86_64-windows": Target("x86_64-windows-gnu", "win32", "win_amd64"),
     "aarch64-linux-gnu": Target("aarch64-linux-gnu.2.28", "linux", "manylinux_2_28_aarch64"),
-    "aarch64-linux-musl": Target("aarch64-linux-musl", "linux", "musllinux_1_2_aarch64"),
     "aarch64-macos": Target("aarch64-macos.11.0", "darwin", "macosx_11_0_arm64"),
     "aarch64-windows": Target("aarch64-windows-gnu", "win32", "win_arm64"),
 }
