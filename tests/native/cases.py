@@ -44,13 +44,12 @@ def add_products(script: Script) -> None:
         for outputs, inputs in ((70, 192), (33, 40), (64, 576)):
             weight, rows, bias = drawn(outputs, inputs), drawn(ROWS, inputs, seed=1), drawn(outputs, seed=2)
             whole = -(-outputs // PANEL) * PANEL
-            stored, exact, left = weight, weight.double(), rows.double()
+            exact, left = weight.double(), rows.double()
             if kind in (Kind.BFLOAT16, Kind.WIDENED):
                 exact = weight.bfloat16().double()
                 left = rows.bfloat16().double() if kind == Kind.BFLOAT16 else left
             elif kind == Kind.HALVES:
-                stored = weight.half()
-                exact = stored.double()
+                exact = weight.half().double()
             elif kind == Kind.INT8:
                 codes, scales = quantized(weight)
                 whole_rows, units = rounded_rows(rotated(rows))
@@ -67,7 +66,7 @@ def add_products(script: Script) -> None:
                 block=rotation_of(inputs) if kind == Kind.INT8 else 1,
             )
             script.keep(panels, scales_room, wide_bias, matrix)
-            script.call("pack", matrix, stored, panels, scales_room, THREADS)
+            script.call("pack", matrix, weight, panels, scales_room, THREADS)
             _multiply(script, f"{kind.name} {outputs}x{inputs}", matrix, rows, left @ exact.T + bias.double(), 2e-6)
 
 

@@ -102,7 +102,7 @@ class KernelLinear(nn.Module):
         if int8 is not None:
             self._place(int8)
             return
-        wide = weight.detach().to(torch.float16 if kind == Kind.HALVES else torch.float32).contiguous()
+        wide = weight.detach().float().contiguous()
         places = _pointer(wide), _pointer(self.panels), _pointer(self.scales)
         call("pack", ctypes.byref(self.matrix), *places, threads())
 

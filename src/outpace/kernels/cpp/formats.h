@@ -100,6 +100,15 @@ static inline float from_half(uint16_t bits) {
 #endif
 }
 
+static inline uint16_t to_half(float number) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, 4);
+  const uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  if (rest >= 0x477fe000) return uint16_t(sign | 0x7bff);  // the largest that is finite
+  if (rest < 0x38800000) return uint16_t(sign | uint32_t(std::lrint(std::fabs(number) * 16777216.0f)));  // subnormal
+  return uint16_t(sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13);
+}
+
 static inline float half_at(const uint8_t* from) { return from_half(uint16_t(from[0] | from[1] << 8)); }
 
 // Half of 2^(exponent - 127): MXFP4's values are doubled.

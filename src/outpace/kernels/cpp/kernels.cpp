@@ -105,25 +105,19 @@ EXPORT void outpace_attend(const Store* kv, const Part* parts, int32_t part_coun
   pool().run(threads, [&](Team& team) { attend_parts(team, attention, sums.data()); });
 }
 
-EXPORT int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPanel - 1) / kPanel) * panel_bytes(*m); }
+EXPORT int64_t outpace_packed_bytes(const Matrix* m) { return int64_t(panels_of(*m)) * panel_bytes(*m); }
 
-// Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way. A weight for float16
-// panels is float16 itself.
+// Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way.
 EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
   const int together = inputs_together(m->kind), stride = padded(m->inputs);
   pool().run(threads, [&](Team& team) {
-    team.share((m->outputs + kPanel - 1) / kPanel, [&](int panel) {
+    team.share(panels_of(*m), [&](int panel) {
       std::vector<float> row(m->inputs), numbers(stride);
       char* base = (char*)panels + panel * panel_bytes(*m);
       std::memset(base, m->kind == kInt8 ? 128 : 0, panel_bytes(*m));  // by all threads: pages lie near their writer
       const int count = std::min(kPanel, m->outputs - panel * kPanel);
       for (int output = 0; output < count; ++output) {
         const int index = panel * kPanel + output;
-        if (m->kind == kHalves) {
-          const uint16_t* halves = (const uint16_t*)weight + size_t(index) * m->inputs;
-          for (int k = 0; k < m->inputs; ++k) ((uint16_t*)base)[size_t(k) * kPanel + output] = halves[k];
-          continue;
-        }
         std::memcpy(row.data(), weight + size_t(index) * m->inputs, sizeof(float) * m->inputs);
         int32_t total;
         const Operand to = {numbers.data(), scales + index, nullptr, &total, stride, 1};
@@ -131,6 +125,7 @@ EXPORT void outpace_pack(const Matrix* m, const float* weight, void* panels, flo
         for (int k = 0; k < m->inputs; ++k) {
           const size_t at = (size_t(k / together) * kPanel + output) * together + k % together;
           if (m->kind == kFloat32) ((float*)base)[at] = numbers[k];
+          else if (m->kind == kHalves) ((uint16_t*)base)[at] = to_half(row[k]);
           else if (m->kind == kBfloat16 || m->kind == kWidened) ((uint16_t*)base)[at] = to_bfloat16(row[k]);
           else ((uint8_t*)base)[at] = uint8_t(((int8_t*)numbers.data())[k] + 128);
         }

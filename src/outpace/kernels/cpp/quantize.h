@@ -11,15 +11,6 @@
 
 constexpr int kSearched = 16;  // parts
 
-static inline uint16_t to_half(float number) {
-  uint32_t bits;
-  std::memcpy(&bits, &number, 4);
-  const uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-  if (rest >= 0x477fe000) return uint16_t(sign | 0x7bff);  // the largest that is finite
-  if (rest < 0x38800000) return uint16_t(sign | uint32_t(std::lrint(std::fabs(number) * 16777216.0f)));  // subnormal
-  return uint16_t(sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13);
-}
-
 static inline void put_half(uint8_t* to, float number) {
   const uint16_t half = to_half(number);
   to[0] = uint8_t(half), to[1] = uint8_t(half >> 8);

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 # Formats of whole numbers, with the arithmetic that multiplies them without rounding.
-_WHOLE = {
-    BlockFormat.F32: (Kind.FLOAT32, torch.float32),
-    BlockFormat.F16: (Kind.HALVES, torch.float16),
-    BlockFormat.BF16: (Kind.WIDENED, torch.bfloat16),
-}
+_WHOLE = {BlockFormat.F32: Kind.FLOAT32, BlockFormat.F16: Kind.HALVES, BlockFormat.BF16: Kind.WIDENED}
 
 
 def read_blocks(
@@ -138,10 +134,10 @@ class _Builder:
             matrices = [matrix for weight in weights for matrix in _matrices(weight)]
             layer: KernelLinear = BlockLinear(matrices, bias, self._dtype, self._allocate, self._place)
         else:
-            kind, stored = _arithmetic(weights[0])
+            kind = _arithmetic(weights[0])
             assert kind is not None, "a matrix in blocks cannot be joined with one of floats"
             together = torch.cat([_floats(one).T if one.is_transposed else _floats(one) for one in weights])
-            layer = KernelLinear(together.to(stored), bias, kind, self._dtype)
+            layer = KernelLinear(together, bias, kind, self._dtype)
         advance(layer.inputs * layer.outputs)
         return layer
 
@@ -185,12 +181,9 @@ def _floats(weight: Weight) -> Tensor:
     return values
 
 
-def _arithmetic(weight: Weight) -> tuple[Kind | None, torch.dtype]:
-    """The arithmetic of a matrix and the dtype that it is stored in; None and uint8 for blocks that the kernels
-    multiply."""
-    if _are_blocks([weight]):
-        return None, torch.uint8
-    return _WHOLE.get(weight.tensors[0].kind, (Kind.FLOAT32, torch.float32))
+def _arithmetic(weight: Weight) -> Kind | None:
+    """The arithmetic of a matrix; None for blocks that the kernels multiply."""
+    return None if _are_blocks([weight]) else _WHOLE.get(weight.tensors[0].kind, Kind.FLOAT32)
 
 
 def _are_blocks(weights: Sequence[Weight]) -> bool:
