@@ -138,7 +138,7 @@ def add_quantization(script: Script) -> None:
         rows = drawn(3, 512)
         blocks = np.empty((3, 512 // one.size * one.width), dtype=np.uint8)
         found = torch.empty(3, 512)
-        script.call("quantize", int(one), int(BlockFormat.F32), rows, 3, 512, blocks, THREADS)
+        script.call("quantize", int(one), rows, 3, 512, blocks, THREADS)
         script.call("dequantize", int(one), blocks, 0, None, 3, 512, found, THREADS)
         script.close(f"quantised to {one.name}", found, rows, share)
 

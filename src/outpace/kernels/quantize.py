@@ -5,13 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from outpace.kernels.blocks import FORMATS
 from outpace.kernels.build import call, threads
 from outpace.kernels.formats import BlockFormat
 
 _F = BlockFormat
-READ = FORMATS | {_F.F32, _F.BF16}
-"""The formats that can be quantised."""
 
 
 def chosen_format(inputs: int, is_sensitive: bool) -> BlockFormat | None:
@@ -28,24 +25,13 @@ def chosen_format(inputs: int, is_sensitive: bool) -> BlockFormat | None:
     return None
 
 
-def quantize(
-    data: np.ndarray[Any, np.dtype[np.uint8]], kind: BlockFormat, to: BlockFormat
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Rows of numbers as rows of blocks.
-
-    Args:
-        data: [rows, bytes per row] of the numbers.
-        kind: their format, one of `READ`.
-        to: Q4_K, Q6_K, Q5_0 or Q8_0.
-
-    Returns:
-        [rows, bytes per row] of the blocks; with factors that are NaN where a number is not finite or above 1e6.
-    """
-    assert kind in READ, kind
-    data = np.ascontiguousarray(data)
-    rows, inputs = len(data), data.shape[1] // kind.width * kind.size
+def quantize(values: np.ndarray[Any, np.dtype[np.float32]], to: BlockFormat) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Rows of blocks [..., bytes per row] of numbers [..., inputs]; with factors that are NaN where a number is not
+    finite or above 1e6. `to`: Q4_K, Q6_K, Q5_0 or Q8_0."""
+    values = np.ascontiguousarray(values)
+    *rows, inputs = values.shape
     assert inputs % to.size == 0, "rows must be whole blocks"
-    blocks = np.empty((rows, inputs // to.size * to.width), dtype=np.uint8)
-    where = ctypes.c_void_p(data.ctypes.data), ctypes.c_int64(rows), inputs, ctypes.c_void_p(blocks.ctypes.data)
-    call("quantize", int(to), int(kind), *where, threads())
+    blocks = np.empty((*rows, inputs // to.size * to.width), dtype=np.uint8)
+    source, result = ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(blocks.ctypes.data)
+    call("quantize", int(to), source, ctypes.c_int64(values.size // inputs), inputs, result, threads())
     return blocks

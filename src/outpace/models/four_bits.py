@@ -4,7 +4,6 @@ import copy
 from collections.abc import Sequence
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -125,5 +124,4 @@ def _weight(layer: KernelLinear) -> Tensor:
 
 
 def _quantized(weight: Tensor, kind: BlockFormat, name: str) -> BlockWeight:
-    rows = weight.contiguous().numpy().view(np.uint8)
-    return BlockWeight(kind, quantize(rows, BlockFormat.F32, kind), weight.shape[1], name=name)
+    return BlockWeight(kind, quantize(weight.numpy(), kind), weight.shape[1], name=name)

@@ -20,7 +20,6 @@ from outpace.kernels.attention import attend
 from outpace.kernels.blocks import FORMATS, BlockLinear
 from outpace.kernels.build import Build
 from outpace.kernels.draw import draw_natively
-from outpace.kernels.formats import BlockFormat
 from outpace.kernels.instructions import cpu_flags
 from outpace.kernels.levels import FLAGS, LEVELS, SOURCES, InstructionLevel, architecture
 from outpace.kernels.linear import KernelLinear, Kind
@@ -109,8 +108,7 @@ def results() -> Iterator[tuple[str, Tensor]]:
             panels = BlockLinear([random_weight(one, 70, 3)], None, torch.float32)
             yield f"{one.name} of {count}", panels(drawn(count, panels.inputs, seed=4))
     for one in BOUNDS:
-        rows = drawn(9, 512, seed=5).numpy().view("uint8")
-        yield f"quantized to {one.name}", torch.from_numpy(quantize(rows, BlockFormat.F32, one))
+        yield f"quantized to {one.name}", torch.from_numpy(quantize(drawn(9, 512, seed=5).numpy(), one))
     for dtype in DTYPES:
         for width, group in WIDTHS:
             world = World(width, group, dtype, 600)

@@ -63,7 +63,7 @@ def test_blocks_stay_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
 def test_a_model_of_plain_numbers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rows lost between the parts that are converted at once, weights that are not rounded to the dtype
     that was asked for, and a head that is not the embedding where the file has none."""
-    monkeypatch.setattr(gguf_weights, "_AT_ONCE", 100)
+    monkeypatch.setattr(gguf_weights, "AT_ONCE", 100)
     monkeypatch.setattr(checkpoint, "compute_dtype", lambda dtype, device: torch.float32)
     config = tiny_config(family, tie_word_embeddings=True, **CHANGES.get(family, {}))
     file = gguf_of(tmp_path / "m.gguf", config, "F16")

@@ -187,20 +187,12 @@ EXPORT void outpace_dequantize(int32_t format, const uint8_t* from, int32_t is_p
   });
 }
 
-// Rows of a weight [count, inputs] in blocks of `format`, by search; they are float32, bfloat16, or in a format of files.
-EXPORT void outpace_quantize(int32_t format, int32_t from, const uint8_t* rows, int64_t count, int32_t inputs, uint8_t* blocks,
-                      int32_t threads) {
-  constexpr int32_t kFloats = 0, kBfloat16s = 30;  // as GGUF numbers them
-  const size_t width = from == kFloats ? size_t(4) * inputs : from == kBfloat16s ? size_t(2) * inputs : file_row_bytes(from, inputs);
+// Rows of a weight [count, inputs] in blocks of `format`, by search.
+EXPORT void outpace_quantize(int32_t format, const float* rows, int64_t count, int32_t inputs, uint8_t* blocks, int32_t threads) {
   const size_t row_bytes = file_row_bytes(format, inputs);
   pool().run(count > 1 ? threads : 1, [&](Team& team) {
     team.share(int(count), [&](int row) {
-      std::vector<float> numbers(inputs);
-      const uint8_t* own = rows + size_t(row) * width;
-      if (from == kFloats) std::memcpy(numbers.data(), own, width);
-      else if (from == kBfloat16s) for (int at = 0; at < inputs; ++at) numbers[at] = as_float(((const uint16_t*)own)[at]);
-      else dequantize_row(from, {own}, inputs, numbers.data());
-      quantize_row(format, numbers.data(), inputs, blocks + size_t(row) * row_bytes);
+      quantize_row(format, rows + size_t(row) * inputs, inputs, blocks + size_t(row) * row_bytes);
     });
   });
 }

@@ -79,7 +79,7 @@ _NEIGHBOURS = ("llama", "smollm3")  # GGUF architectures that rotate neighbourin
 _SETTINGS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that are part of the config."""
 _MOST_NAMED = 12
-_AT_ONCE = 2**20
+AT_ONCE = 2**20
 """Weights that are converted at once: larger parts leave gaps in the heap."""
 
 
@@ -125,7 +125,7 @@ class Weight:
         memory twice."""
         made = torch.empty(self.shape, dtype=computed, device=device)
         inner = made.T if self.is_transposed else made
-        step = max(_AT_ONCE * len(inner) // inner.numel(), 1)
+        step = max(AT_ONCE * len(inner) // inner.numel(), 1)
         for begin in range(0, len(inner), step):
             values = self.floats(begin, begin + step)
             part = torch.from_numpy(values if values.flags.writeable else values.copy()).to(dtype)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from outpace.kernels.formats import BlockFormat
-from outpace.kernels.quantize import READ, chosen_format, quantize
+from outpace.kernels.quantize import chosen_format, quantize
 from outpace.lib.stages import advance, stage
 from outpace.models.layers.linear import is_conv1d
 from outpace.models.loading.gguf import GgufTensor
-from outpace.models.loading.gguf_weights import Weight
+from outpace.models.loading.gguf_weights import AT_ONCE, Weight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,8 +89,7 @@ def _quantized(tensor: GgufTensor, sensitive: bool) -> GgufTensor:
     row = tensor.shape[-1] // to.size * to.width
     if tensor.data.shape[-1] <= row:
         return tensor
-    data, kind = tensor.data, tensor.kind
-    if kind not in READ:
-        data, kind = Weight((tensor,)).floats().view(np.uint8), BlockFormat.F32
-    blocks = quantize(data.reshape(-1, data.shape[-1]), kind, to)
-    return replace(tensor, kind=to, data=np.reshape(blocks, (*tensor.shape[:-1], row)))
+    weight, count = Weight((tensor,)), tensor.shape[0]
+    step = max(AT_ONCE * count // prod(tensor.shape), 1)
+    parts = [quantize(weight.floats(begin, begin + step), to) for begin in range(0, count, step)]
+    return replace(tensor, kind=to, data=np.concatenate(parts))
