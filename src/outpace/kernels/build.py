@@ -6,7 +6,6 @@ it everything is computed by torch's operations, with more calls.
 """
 
 import ctypes
-import platform
 import shutil
 import subprocess
 import sys
@@ -22,16 +21,7 @@ import torch
 from platformdirs import user_cache_path
 
 from outpace.kernels.instructions import allowed, cpu_flags
-from outpace.kernels.levels import (
-    FLAGS,
-    SOURCES,
-    InstructionLevel,
-    architecture,
-    digest,
-    highest_level,
-    library_name,
-    library_suffix,
-)
+from outpace.kernels.levels import FLAGS, SOURCES, InstructionLevel, architecture, highest_level, library_name
 from outpace.lib.checks import switch
 from outpace.lib.errors import PerformanceWarning
 from outpace.lib.stages import stage
@@ -53,9 +43,9 @@ class Build:
 
     Attributes:
         handle: the loaded library; None where there is none.
-        reason: why there is none; else the instructions that it was compiled for, and by whom.
+        reason: why there is none; else its level, and where it was compiled.
         path: file of the library.
-        level: a name of `levels.LEVELS`, or "native" for all instructions that this CPU has.
+        level: the name of an `InstructionLevel`.
         seconds: what building took; 0 where it had been built before.
         log: what a compiler that failed printed; None if none did.
     """
@@ -72,7 +62,7 @@ class Build:
 def build() -> Build:
     """The kernels for this machine: the package's, or those of an earlier build, or built now."""
     level = highest_level(architecture(), allowed(cpu_flags()))
-    return (_shipped(level) if level is not None else None) or _built(level)
+    return _shipped(level) or _built(level)
 
 
 def _shipped(level: InstructionLevel) -> Build | None:
@@ -85,18 +75,16 @@ def _shipped(level: InstructionLevel) -> Build | None:
     return Build(handle, f"level {level.name}, compiled in the package", path, level.name)
 
 
-def _built(level: InstructionLevel | None) -> Build:
+def _built(level: InstructionLevel) -> Build:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    name, instructions = _instructions(level)
-    file = digest(instructions, platform.processor(), cpu_flags()) + library_suffix()
-    path = user_cache_path("outpace") / "kernels" / file
+    path = user_cache_path("outpace") / "kernels" / library_name(level)
     started, seconds = perf_counter(), 0.0
     try:
         if not path.exists():
             if compiler is None:
                 missing = f"no C++ compiler ({', '.join(COMPILERS)}) on the path"
                 return Build(None, missing, path)
-            _compile(compiler, (*FLAGS, *instructions, *_flags_of_system(compiler)), path)
+            _compile(compiler, (*FLAGS, *level.flags, *_flags_of_system(compiler)), path)
             seconds = perf_counter() - started
     except (OSError, subprocess.SubprocessError) as error:
         printed: bytes = getattr(error, "stderr", None) or b""
@@ -104,7 +92,7 @@ def _built(level: InstructionLevel | None) -> Build:
         log = _write_log(path, detail) if isinstance(error, subprocess.SubprocessError) else None
         return Build(None, f"{compiler} cannot build them: {detail.splitlines()[0]}", path, log=log)
     try:
-        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(instructions)}", path, name, seconds)
+        return Build(ctypes.CDLL(str(path)), f"level {level.name}, built on this machine", path, level.name, seconds)
     except OSError as error:  # truncated by a power failure, or built on a newer system that shares the folder
         return Build(None, f"{_UNLOADABLE}: {error}", path)
 
@@ -200,11 +188,3 @@ def _flags_of_system(compiler: str, system: str = sys.platform) -> tuple[str, ..
         return ()
     is_gcc = Path(compiler).stem.lower() == "g++" and architecture() == "x86_64"
     return ("-static", *(("-Xassembler", "-muse-unaligned-vector-move") if is_gcc else ()))
-
-
-def _instructions(level: InstructionLevel | None) -> tuple[str, tuple[str, ...]]:
-    """The target of the compilation and its flags: all instructions of this CPU, or a level if the user restricts
-    them."""
-    if level is not None and allowed(cpu_flags()) != frozenset(cpu_flags().split()):
-        return level.name, level.flags
-    return "native", ("-march=native",) if architecture() == "x86_64" else ("-mcpu=native",)

@@ -22,9 +22,9 @@ class InstructionLevel:
     """An instruction set with kernels of its own.
 
     Attributes:
-        architecture: "x86_64" or "aarch64".
+        architecture: "x86_64", "aarch64", or another name of `platform.machine`.
         name: also of the library.
-        base: the -march that the others are added to, as GCC and clang have it.
+        base: the -march that the others are added to, as GCC and clang have it; empty for the compiler's own.
         added: instructions beyond it, by GCC's names.
         needed: what a CPU must have, by Linux's names.
     """
@@ -38,6 +38,8 @@ class InstructionLevel:
     @property
     def flags(self) -> tuple[str, ...]:
         """For GCC and clang."""
+        if not self.base:
+            return ()
         if self.architecture == "aarch64":
             return (f"-march={'+'.join((self.base, *self.added))}",)
         return (f"-march={self.base}", *(f"-m{one}" for one in self.added))
@@ -79,10 +81,8 @@ def levels_of(architecture: str, system: str) -> list[InstructionLevel]:
     return [one for one in own if one.name != "amx" or system == "linux"]
 
 
-def highest_level(
-    architecture: str, instructions: Collection[str], system: str = sys.platform
-) -> InstructionLevel | None:
-    """The level of a CPU; None for an architecture without levels.
+def highest_level(architecture: str, instructions: Collection[str], system: str = sys.platform) -> InstructionLevel:
+    """The level of a CPU; one without flags for an architecture that the table does not have.
 
     Args:
         architecture: as `InstructionLevel` has it.
@@ -90,7 +90,7 @@ def highest_level(
         system: as `sys.platform`.
     """
     fitting = [one for one in levels_of(architecture, system) if one.needed <= set(instructions)]
-    return fitting[-1] if fitting else None
+    return fitting[-1] if fitting else InstructionLevel(architecture, "baseline", "")
 
 
 def library_name(level: InstructionLevel, system: str = sys.platform) -> str:
@@ -100,17 +100,7 @@ def library_name(level: InstructionLevel, system: str = sys.platform) -> str:
         level: that it is compiled for.
         system: as `sys.platform`.
     """
-    return f"{level.name}_{digest(level.flags)}{library_suffix(system)}"
-
-
-def library_suffix(system: str = sys.platform) -> str:
-    """The ending of a library's file name."""
-    return _SUFFIXES.get(system, ".so")
-
-
-def digest(*parts: object) -> str:
-    """16 hexadecimal digits that stand for the sources, the flags and `parts`."""
-    found = hashlib.sha256(repr((FLAGS, *parts)).encode())
+    digest = hashlib.sha256(repr((FLAGS, level.architecture, level.flags)).encode())
     for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(path.read_bytes())
+    return f"{level.name}_{digest.hexdigest()[:16]}{_SUFFIXES.get(system, '.so')}"

@@ -102,13 +102,13 @@ def test_no_kernels(reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch, t
 def test_kernels_that_are_there_or_unwanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a start that does not say what building took, where it is kept, and which level it has."""
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
-    built = Build(object(), "built with -march=native", tmp_path / "0.so", "native", 7.25)  # type: ignore[arg-type]
+    built = Build(object(), "level avx2, built on this machine", tmp_path / "0.so", "avx2", 7.25)  # type: ignore[arg-type]
     monkeypatch.setattr(compiled, "build", lambda: built)
     said = machine.kernels()
     assert said.is_fine
     assert "in 7.2 s now" in said.measured
     assert str(tmp_path / "0.so") in said.measured
-    assert said.figures["level"] == "native"
+    assert said.figures["level"] == "avx2"
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no HOME, and a user without a name
     assert str(tmp_path / "0.so") in machine.kernels().measured
     monkeypatch.setenv(compiled.VARIABLE, "off")

@@ -5,7 +5,6 @@ A name beyond what the CPU has holds it to nothing. `make test` as a whole passe
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import choose_dtype, choose_quantization, compute_dtype
 from outpace.models.reference import TransformersReference
 from outpace.train.run import training_precision
-from tests.unit.kernels.test_levels import HASWELL, SKYLAKE_X, ZEN_4
 from tests.unit.models.at_instruction_set import FAMILIES, PARAMS, PROMPTS
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target
 
@@ -129,34 +127,6 @@ def test_tiles_are_used_where_they_are_allowed(monkeypatch: pytest.MonkeyPatch) 
     for allowed, expected in (("AVX512_CORE_AMX", True), ("", True), ("AVX512_CORE_BF16", False), ("AVX2", False)):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
         assert has_tiles() is expected, allowed
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86")
-@pytest.mark.parametrize(
-    ("allowed", "flags", "expected"),
-    [
-        ("AVX512_CORE", HASWELL, "-march=native"),
-        ("AVX512_CORE_BF16", SKYLAKE_X, "-march=native"),
-        ("AVX512_CORE", ZEN_4, "-march=x86-64-v4"),
-        ("AVX2_VNNI", SKYLAKE_X, "-march=x86-64-v3"),
-        ("SSE41", HASWELL, "-march=x86-64"),
-        ("AVX512_CORE_AMX", ZEN_4, "-march=native"),
-    ],
-)
-def test_kernels_are_held_down_and_never_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: str, flags: str, expected: str
-) -> None:
-    """Guards against kernels of instructions that a CPU has not: the variable is a maximum. And against lesser names
-    that hold nothing down."""
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-    monkeypatch.setattr(compiled, "cpu_flags", lambda: f"flags : {flags}")
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path)
-    monkeypatch.setattr(compiled, "_compile", lambda compiler, flags, path: asked.append(flags))
-    monkeypatch.setattr(compiled, "COMPILERS", ("true",))
-    compiled.build.__wrapped__()
-    assert expected in asked[0]
 
 
 def test_training_computes_in_what_the_hardware_does(monkeypatch: pytest.MonkeyPatch) -> None:

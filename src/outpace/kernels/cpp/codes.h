@@ -132,7 +132,7 @@ static inline Lanes byte_lanes(const uint8_t* from, int half = 0) {
 static inline Lanes half_lanes(const uint8_t* from) {
 #if defined(__AVX512BW__)
   return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__AVX2__) && defined(__F16C__)
+#elif defined(__AVX2__)
   return (Lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #elif defined(__aarch64__)
   return (Lanes)vcvt_f32_f16((float16x4_t)vld1_u8(from));
