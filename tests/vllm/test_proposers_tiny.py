@@ -148,7 +148,8 @@ def test_preemption_chunks_and_cached_beginnings(tiny: Tiny) -> None:
 def test_a_request_at_the_maximal_length_costs_the_others_no_context(tiny: Tiny) -> None:
     """Guards against vLLM's rule that a batch gets no drafts while one request has less than a chain left: the hidden
     states of these passes were lost, and the other requests drafted from the rest only."""
-    short, prompts = {"max_model_len": 64}, [PROMPTS[3], PROMPTS[1]]
+    short: dict[str, Any] = {"max_model_len": 64}
+    prompts = [PROMPTS[3], PROMPTS[1]]
     with engine(tiny.target, **short) as made:
         wanted = made.generate(prompts, LENGTH + 16)
     assert [len(answer) for answer in wanted] == [64 - len(prompts[0]), LENGTH + 16]

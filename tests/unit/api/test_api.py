@@ -140,7 +140,7 @@ def test_two_budgets_are_refused_before_the_model_is_read(method: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"budget=3 and method='recycle:.*budget=.* were both given: leave one"):
         outpace.load("/no/such/folder", method, budget=3)
     with pytest.raises(InvalidRequest, match="were both given"):
-        outpace.custom_generate(method, budget=3)
+        outpace.custom_generate(method=method, budget=3)
 
 
 def test_the_budget_of_load_is_for_its_method_however_it_is_spelled(tmp_path: Path) -> None:
