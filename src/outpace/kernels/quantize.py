@@ -33,5 +33,6 @@ def quantize(values: np.ndarray[Any, np.dtype[np.float32]], to: BlockFormat) -> 
     assert inputs % to.size == 0, "rows must be whole blocks"
     blocks = np.empty((*rows, inputs // to.size * to.width), dtype=np.uint8)
     source, result = ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(blocks.ctypes.data)
-    call("quantize", int(to), source, ctypes.c_int64(values.size // inputs), inputs, result, threads())
+    shape = ctypes.c_int64(values.size // inputs), inputs
+    call("quantize", int(to), source, *shape, result, threads())
     return blocks
