@@ -9,7 +9,7 @@ loaded; they take turns. `--levels` are requests in flight, one arriving as anot
 as long as there are any. `x plain` and `equal`, the share of equal answers, compare with plain decoding of the same
 kind of server.
 
-Writes summary.json and serving.svg (needs `outpace[plots]`), and prints a table.
+Writes summary.json and serving.svg, and prints a table. Needs `outpace[serve,plots]`, and for `--vllm` also vLLM.
 """
 
 import argparse
@@ -33,6 +33,7 @@ Row = dict[str, Any]
 LATENCIES = ("ttft_ms", "ttft_p99_ms", "tpot_ms", "gap_p99_ms")
 MOST_LENGTH = 4096
 _START_S = 600
+_VLLM_CACHE = 2 << 30  # bytes of keys and values; by default each of vLLM's servers takes most of the memory
 
 
 def start(stack: ExitStack, command: list[str], log: Path, *more: str) -> str:
@@ -67,6 +68,7 @@ def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
     for method in dict.fromkeys(("plain", *options.vllm)) if options.vllm else ():
         # In bfloat16 the other requests of a batch decide ties.
         theirs = [*ours, "--engine", "vllm", "--method", method, "--dtype", "float32"]
+        theirs += ["--kv-cache-memory-bytes", str(_VLLM_CACHE)]
         log = options.out / f"vllm-{method.replace(':', '-')}.log"
         found[f"vllm/{method}"] = start(stack, theirs, log, "--", "--enforce-eager", "--disable-uvicorn-access-log")
     for spec in options.spec if options.llama_server else ():
