@@ -48,12 +48,17 @@ class InstructionLevel:
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI = _V4 | {"avx512_vnni"}
+# Of CPUs with avx512_bf16 those of AMD, which have sse4a, multiply pairs fast: see OUTPACE_BFDOT in lanes.h.
 LEVELS = (
     InstructionLevel("x86_64", "baseline", "x86-64"),
     InstructionLevel("x86_64", "avx2", "x86-64-v3", (), _V3),
     InstructionLevel("x86_64", "avx2_vnni", "x86-64-v3", ("avxvnni",), _V3 | {"avx_vnni"}),
     InstructionLevel("x86_64", "avx512", "x86-64-v4", (), _V4),
     InstructionLevel("x86_64", "avx512_vnni", "x86-64-v4", ("avx512vnni",), _VNNI),
+    InstructionLevel(
+        *("x86_64", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16", "sse4a")),
+        needed=_VNNI | {"avx512_bf16", "sse4a"},
+    ),
     InstructionLevel(
         *("x86_64", "amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-bf16")),
         needed=_VNNI | {"avx512_bf16", "amx_tile", "amx_bf16"},
@@ -75,10 +80,10 @@ def architecture() -> str:
 
 
 def levels_of(architecture: str, system: str) -> list[InstructionLevel]:
-    """The levels of an architecture that differ on a system, named as `sys.platform`: the kernels request AMX only on
-    Linux, and wheels of other systems have no library of that level."""
+    """The levels of an architecture that differ on a system, named as `sys.platform`, and that its wheels have: the
+    kernels request AMX only on Linux, and elsewhere torch does not tell of sse4a."""
     own = [one for one in LEVELS if one.architecture == architecture]
-    return [one for one in own if one.name != "amx" or system == "linux"]
+    return [one for one in own if one.name not in ("avx512_bf16", "amx") or system == "linux"]
 
 
 def highest_level(architecture: str, instructions: Collection[str], system: str = sys.platform) -> InstructionLevel:

@@ -12,11 +12,6 @@ constexpr bool kMultipliesMatrices = true;
 #else
 constexpr bool kMultipliesMatrices = false;
 #endif
-#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define OUTPACE_BFDOT 1
-#else
-#define OUTPACE_BFDOT 0
-#endif
 
 // Signed bytes, or weights whose eighth bit is 0.
 struct SignedBytes {

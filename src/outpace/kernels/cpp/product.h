@@ -94,42 +94,43 @@ static inline void multiply_floats(const void* panel, const float* const* rows, 
   }
 }
 
-template <int R>
-static inline void multiply_bfloat16(const void* panel, const RoundedRow* const* rows, int inputs, float (*out)[kPanel]) {
-#if defined(__aarch64__) && OUTPACE_BFDOT
-  multiply_words<BfloatPairs, R>((const uint8_t*)panel, (const void* const*)rows, inputs / 2, out);
-#else
-  multiply_floats<Bfloat16s, R>(panel, rows, inputs, out);
-#endif
-}
+#if !defined(__aarch64__)
+// What neon.h has for ARM: a vector of words of 32 bits times one word.
+struct UnsignedBytes {
+  typedef IntLanes Sum;
+  static constexpr int offset = kPairs ? 0 : 128;
+  static Sum add(Sum sum, CodeLanes weights, Words word) { return add_products(sum, weights, int32_t(word)); }
+};
 
-template <int R>
-static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
-#if defined(__aarch64__)
-  multiply_words<UnsignedBytes, R>(panel, (const void* const*)rows, inputs / 4, out);
-#else
-  IntLanes sums[R][kVectors] = {};
-  for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel) {
-    CodeLanes codes[kVectors];
+#if OUTPACE_BFDOT
+struct BfloatPairs {
+  typedef Lanes Sum;
+  static Sum add(Sum sum, CodeLanes weights, Words word) {
+    return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(int32_t(word)));
+  }
+};
+#endif
+
+// A panel of [words][32] times R rows: out [R][32].
+template <class Product, int R>
+static inline void multiply_words(const uint8_t* panel, const void* const* rows, int words, void* out) {
+  typename Product::Sum sums[R][kVectors] = {};
+  for (int word = 0; word < words; ++word, panel += 4 * kPanel) {
+    CodeLanes weights[kVectors];
 UNROLL
-    for (int v = 0; v < kVectors; ++v) codes[v] = load_codes(panel + v * sizeof(CodeLanes));
+    for (int v = 0; v < kVectors; ++v) weights[v] = load_codes(panel + v * sizeof(CodeLanes));
     fetch_ahead(panel);
 UNROLL  // at once, or compilers keep the sums in memory
     for (int r = 0; r < R; ++r)
 UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = add_products(sums[r][v], codes[v], int32_t(four_at((const uint8_t*)rows[r] + k)));
+      for (int v = 0; v < kVectors; ++v)
+        sums[r][v] = Product::add(sums[r][v], weights[v], load_words((const uint8_t*)rows[r] + 4 * size_t(word)));
   }
 UNROLL
   for (int r = 0; r < R; ++r)
 UNROLL
-    for (int v = 0; v < kVectors; ++v) std::memcpy(out[r] + v * kLanes, &sums[r][v], sizeof sums[r][v]);
-#endif
+    for (int v = 0; v < kVectors; ++v) std::memcpy((char*)out + 128 * r + sizeof(Lanes) * v, &sums[r][v], sizeof sums[r][v]);
 }
-
-#if defined(__aarch64__)
-constexpr int kOffset = UnsignedBytes::offset;
-#else
-constexpr int kOffset = kPairs ? 0 : 128;
 #endif
 
 // Results of a panel, with the bias: stored, or added to what is there.
@@ -166,20 +167,24 @@ static inline void panel_rows(const Matrix& m, const Operand& from, int panel, i
   if (m.kind == kFloat32) {
     multiply_floats<Floats, R>(weights, rows_of(float()).data(), inputs, out);
   } else if (m.kind == kBfloat16) {
-    multiply_bfloat16<R>(weights, rows_of(RoundedRow()).data(), inputs, out);
+#if OUTPACE_BFDOT
+    multiply_words<BfloatPairs, R>((const uint8_t*)weights, (const void* const*)rows_of(RoundedRow()).data(), inputs / 2, out);
+#else
+    multiply_floats<Bfloat16s, R>(weights, rows_of(RoundedRow()).data(), inputs, out);
+#endif
   } else if (m.kind == kWidened) {
     multiply_floats<Bfloat16s, R>(weights, rows_of(float()).data(), inputs, out);
   } else if (m.kind == kHalves) {
     multiply_floats<Float16s, R>(weights, rows_of(float()).data(), inputs, out);
   } else {
     int32_t whole[R][kPanel];
-    multiply_int8<R>((const uint8_t*)weights, rows_of(int8_t()).data(), inputs, whole);
+    multiply_words<UnsignedBytes, R>((const uint8_t*)weights, (const void* const*)rows_of(int8_t()).data(), inputs / 4, whole);
     for (int r = 0; r < R; ++r)
       for (int at = 0; at < kPanel; at += kLanes) {
         IntLanes sums;
         std::memcpy(&sums, whole[r] + at, sizeof sums);
         const Lanes unit = from.scales[first + r] * load(m.scales + start + at);
-        store(out[r] + at, __builtin_convertvector(sums - kOffset * from.sums[first + r], Lanes) * unit);
+        store(out[r] + at, __builtin_convertvector(sums - UnsignedBytes::offset * from.sums[first + r], Lanes) * unit);
       }
   }
   store_panel(m, panel, out, R, add, to + size_t(first) * stride, stride);

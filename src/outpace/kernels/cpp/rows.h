@@ -8,9 +8,8 @@
 // The arithmetic of a product; matrices in a format of GGUF files have kinds of their own (formats.h).
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kWidened = 3, kHalves = 4 };
 
-// Numbers of a row that is rounded to bfloat16. x86 multiplies them in float32: measured on an Emerald Rapids, a product
-// of pairs takes four times as long for twice as many numbers.
-#if defined(__aarch64__) && OUTPACE_BFDOT
+// Numbers of a row that is rounded to bfloat16. Where pairs are slow they are multiplied in float32.
+#if OUTPACE_BFDOT
 typedef uint16_t RoundedRow;
 constexpr bool kRowsAreHalves = true;
 #else
