@@ -31,8 +31,8 @@ def convert(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Folder, pulled name or hub id of the target, whose LM head is copied where a drafter has none and "
-            "the layout needs one.",
+            help="Folder, pulled name or hub id of the target, in safetensors, whose LM head is copied where a drafter "
+            "has none and the layout needs one.",
         ),
     ] = None,
     dtype: Annotated[

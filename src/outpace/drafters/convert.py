@@ -216,6 +216,9 @@ def read_head(name: str, vocab_size: int, hidden_size: int) -> Tensor:
     """The LM head [V, H] of a language model, in the dtype of its file; only the shard that holds it is read."""
     folder = locate(name, ("config.json", INDEX), FIELD)
     where = f"{FIELD}={name!r}"
+    if not (folder / "config.json").is_file() and any(folder.glob("*.gguf")):  # as of a pulled model
+        remedy = "give the folder or hub id of the original model"
+        raise ModelError(f"{where}: is a GGUF file, and the head is read from safetensors alone; {remedy}")
     fields = Fields(read_object(folder / "config.json"), f"{where}: config.json")
     text = fields.inside("text_config")
     if agreed("final_logit_softcapping", fields, text) is not None:

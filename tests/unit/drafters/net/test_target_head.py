@@ -121,6 +121,18 @@ def test_a_pulled_target_is_named_as_everywhere(tmp_path: Path, monkeypatch: pyt
     assert torch.equal(read_head("small", 50, 24), HEAD)
 
 
+def test_a_pulled_gguf_file_has_no_head_to_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against `--target-weights qwen2.5-coder-1.5b`, a GGUF file without config.json, refused without a
+    remedy."""
+    monkeypatch.setenv("OUTPACE_HOME", str(tmp_path))
+    folder = tmp_path / "models" / "small"
+    folder.mkdir(parents=True)
+    for name in ("outpace.json", "small-q4_k_m.gguf"):
+        (folder / name).write_text("{}")
+    with pytest.raises(ModelError, match="target_weights='small': is a GGUF file, .* hub id of the original model"):
+        read_head("small", 50, 24)
+
+
 def cut(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-9])
