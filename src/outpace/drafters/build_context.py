@@ -36,7 +36,7 @@ class TargetParts(Protocol):
 
 CPU_NODES = 7
 """Drafted nodes of EAGLE-3's and block drafters' trees on a CPU by default: with the pending token 8 rows, which
-kernels multiply together. With 15 nodes they were slower on SmolLM2-135M and a 4-bit 1.5B (docs/log.md)."""
+kernels multiply together. With 15 nodes they were slower on SmolLM2-135M and a 4-bit 1.5B."""
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def test_a_context_cut_back_below_the_nets_limit(kind: str) -> None:
 
 @pytest.mark.parametrize("method", ["eagle3", "graft", "domino:shape=beam", "dflash:shape=beam", "lattice"])
 def test_trees_have_seven_nodes_on_a_cpu(method: str) -> None:
-    """Guards against the 15 nodes of before, which made these methods 1.2 to 1.4 times slower (docs/log.md)."""
+    """Guards against the 15 nodes of before, which made these methods 1.2 to 1.4 times slower."""
     target = tiny_target(tiny_config("llama"))
     spec = parse_method(method)
     net = source_of(spec.drafter or "", target).net
