@@ -143,6 +143,13 @@ def test_acceptance_is_judged_at_one_level() -> None:
     assert {one.runs for one in of_acceptance} == {("8 in flight",)}
 
 
+def test_rows_of_algorithm_1_verify_pruned_tokens() -> None:
+    """Guards against section 3.3's pruning, which drops tokens below tau, in rows of algorithm 1, which keeps them: its
+    line 14 leaves them without children."""
+    rows = [row for one in read_exhibits("dynatree") for row in one.rows if "as in algorithm 1" in row.name]
+    assert rows and all("prune=expansion" in row.method.split(",") for row in rows)
+
+
 def test_counted_claims_hold() -> None:
     """Guards against templates that differ from the paper's table."""
     assert all(check()[0] for check in CHECKS.values())
