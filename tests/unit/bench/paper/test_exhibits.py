@@ -150,6 +150,13 @@ def test_rows_of_algorithm_1_verify_pruned_tokens() -> None:
     assert rows and all("prune=expansion" in row.method.split(",") for row in rows)
 
 
+def test_grafts_claims_are_judged_at_the_papers_budget_too() -> None:
+    """Guards against verdicts of trees of 15 candidates alone, while rows of the paper's 60 are measured, too."""
+    (table,) = [one for one in read_exhibits("graft") if one.name == "table 1"]
+    compared = {row for claim in table.claims for row in claim.named_rows}
+    assert {row.name for row in table.rows if row.name.endswith(", 60 candidates")} <= compared
+
+
 def test_counted_claims_hold() -> None:
     """Guards against templates that differ from the paper's table."""
     assert all(check()[0] for check in CHECKS.values())
