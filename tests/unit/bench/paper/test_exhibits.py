@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 from safetensors import safe_open
@@ -73,6 +74,27 @@ def test_claims_that_the_papers_own_numbers_contradict_are_marked(paper: str) ->
                     if first in own and second in own:
                         agrees = sign * (own[first] - own[second]) >= 0
                         assert agrees or claim.contradiction, f"{claim.id}: {place}"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_bounds_that_the_papers_own_tables_break_are_marked(paper: str) -> None:
+    """Guards against a bound that the paper's own numbers break, so that whoever repeats them gets "does not hold" or
+    "holds on average"."""
+    for exhibit in read_exhibits(paper):
+        for claim in exhibit.claims:
+            printed: dict[tuple[str, str, str], dict[str, float]] = {}
+            for value in exhibit.values:
+                if value.metric == claim.metric and (not claim.runs or value.run in ("", *claim.runs)):
+                    sets = {"mean": float(np.mean(list(value.sets.values())))} | value.sets
+                    for of in ("mean",) if claim.of_average else claim.sets or tuple(value.sets):
+                        if of in sets and "authors" not in value.of:
+                            printed.setdefault((value.of, value.run, of), {})[value.row] = sets[of]
+            least, most = claim.at_least or 0.0, claim.at_most or float("inf")
+            for place, own in printed.items():
+                for row in claim.rows if claim.over in own else ():
+                    if row in own:
+                        is_within = least - 0.005 <= own[row] / own[claim.over or ""] <= most + 0.005
+                        assert is_within or claim.contradiction, f"{claim.id}: {row}, {place}"
 
 
 @pytest.mark.parametrize("paper", PAPERS)
