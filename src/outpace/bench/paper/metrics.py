@@ -58,7 +58,7 @@ class Measured:
         return METRICS[name].of(sums(self.own), sums(self.plain))
 
     def deviation(self, name: str) -> float:
-        """Standard deviation of a metric over several prompts, as DynaTree's tables have it."""
+        """Standard deviation of a metric over several prompts, of a sample; in DynaTree's tables, of a population."""
         return float(np.nanstd(self.metric(name, np.arange(len(self.own["steps"]))[:, None]), ddof=1))
 
     @property
