@@ -215,6 +215,7 @@ class FunctionCall(Strict):
 
     name: FunctionName
     arguments: str
+    parsed_arguments: Any = None  # of the openai package's `parse`, which repeats `arguments`: ignored
 
 
 class ToolCall(Strict):
@@ -223,6 +224,7 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None  # its place in a stream, which clients keep: ignored
 
 
 class SystemMessage(Strict):
@@ -246,6 +248,7 @@ class AssistantMessage(Strict):
     audio: Unsupported = None
     function_call: Unsupported = None
     annotations: Annotated[Any, Only([])] = None
+    parsed: Any = None  # of the openai package's `parse`, which repeats `content`: ignored
 
 
 class ToolMessage(Strict):

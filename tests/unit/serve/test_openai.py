@@ -234,6 +234,24 @@ def test_structured_output_is_parsed_by_the_openai_package(served: Served) -> No
             assert answer.choices[0].finish_reason == "stop" or "grammar" in outputs, outputs
 
 
+def test_answers_of_the_openai_package_can_be_sent_back(served: Served) -> None:
+    """Guards against a second turn that is refused: `parse` leaves what it parsed in its messages and their calls, and
+    `stream` the index of each call, and the package sends all of it."""
+    asked: Any = [{"role": "user", "content": "Hi"}]
+    schema: Any = {"model": NAME, "messages": asked, "max_tokens": 60, "seed": 1, "response_format": Verdict}
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    strict: Any = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    call: Any = {"model": NAME, "messages": asked, "max_tokens": 150, "tools": [strict], "tool_choice": named}
+    with served.client() as client:
+        said: list[Any] = [client.chat.completions.parse(**ask).choices[0].message for ask in (schema, call)]
+        with client.chat.completions.stream(**call) as stream:
+            said.append(stream.get_final_completion().choices[0].message)
+        assert said[0].parsed is not None
+        assert all(one.tool_calls and one.tool_calls[0].function.parsed_arguments for one in said[1:])
+        for one in said:
+            client.chat.completions.create(model=NAME, messages=[*asked, one], max_tokens=1)
+
+
 def test_tools_are_called_as_asked(served: Served) -> None:
     """Guards against calls that do not fit their function, by name, required, or one of several, and streamed ones."""
     tools = [WEATHER, TIME]
