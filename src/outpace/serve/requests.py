@@ -227,23 +227,24 @@ class ToolCall(Strict):
     index: int | None = None  # its place in a stream, which clients keep: ignored
 
 
-class SystemMessage(Strict):
+class Named(Strict):
+    name: str | None = None  # of who speaks, or of a tool: chat templates may use it
+
+
+class SystemMessage(Named):
     role: Literal["system", "developer"]
     content: Text
-    name: Unsupported = None
 
 
-class UserMessage(Strict):
+class UserMessage(Named):
     role: Literal["user"]
     content: Text
-    name: Unsupported = None
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(Named):
     role: Literal["assistant"]
     content: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
-    name: Unsupported = None
     refusal: Unsupported = None
     audio: Unsupported = None
     function_call: Unsupported = None
@@ -251,7 +252,7 @@ class AssistantMessage(Strict):
     parsed: Any = None  # of the openai package's `parse`, which repeats `content`: ignored
 
 
-class ToolMessage(Strict):
+class ToolMessage(Named):
     role: Literal["tool"]
     content: Text
     tool_call_id: str
@@ -367,6 +368,8 @@ class ChatRequest(SharedFields):
 def _rendered(message: Any, name: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     rendered: dict[str, Any] = {"role": role, "content": message.content or ""}
+    if message.name is not None:
+        rendered["name"] = message.name
     if isinstance(message, ToolMessage):
         rendered["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage) and message.tool_calls:
