@@ -213,7 +213,7 @@ Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list
 class FunctionCall(Strict):
     """A call that the model made earlier."""
 
-    name: FunctionName
+    name: str  # as the model wrote it, and not always a tool's
     arguments: str
     parsed_arguments: Any = None  # of the openai package's `parse`, which repeats `arguments`: ignored
 

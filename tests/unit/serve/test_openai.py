@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import decoders
 
-from outpace.serve.requests import Function
+from outpace.serve.requests import ChatRequest, Function
 from outpace.serve.tool_calls import CallReader, call_grammar
 from tests.unit.serve.served import NAME, Served
 
@@ -316,6 +316,17 @@ def test_calls_that_the_model_writes_badly_can_be_sent(value: str, read: str | N
         assert delta == {"content": text}
     else:
         assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"a": read}
+
+
+@pytest.mark.parametrize("name", ["get weather", "functions.weather", ""])
+def test_calls_by_a_wrong_name_can_be_sent_back(name: str) -> None:
+    """Guards against a conversation that the server ends with a 400 for its own answer: nothing keeps a model that
+    writes freely from names that no tool can have, and clients send the call back with an error as its result."""
+    (delta,) = CallReader().push(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>')
+    call = {key: delta["tool_calls"][0][key] for key in ("id", "type", "function")}
+    body = {"model": NAME, "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+    (message,) = ChatRequest.model_validate_json(json.dumps(body)).rendered()
+    assert message["tool_calls"][0]["function"] == {"name": name, "arguments": {}}
 
 
 def test_arguments_of_calls_are_objects() -> None:
