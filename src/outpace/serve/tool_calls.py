@@ -13,6 +13,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """The marks around a call in the format of Hermes, which the templates of Qwen and many others use."""
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_OPENED = re.compile(rf"{OPEN}\s*(?={{)")
 _HALF = re.compile("[\ud800-\udfff]")
 """Half a surrogate pair, which JSON can escape alone and UTF-8 cannot encode."""
 _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
@@ -80,8 +81,12 @@ class CallReader:
         return deltas
 
     def close(self) -> list[dict[str, Any]]:
-        """The remaining deltas, after the end of the answer."""
+        """The remaining deltas, after the end of the answer. A complete call counts without its closing mark, which
+        models leave out at the end."""
         rest, self._held = self._held, ""
+        mark = _OPENED.search(rest)
+        if mark is not None and (call := self._call(rest[mark.end() :])) is not None:
+            return [*_content(rest[: mark.start()].rstrip()), call]
         return [] if self.has_called and not rest.strip() else _content(rest)
 
     def _end(self, begin: int) -> int:

@@ -303,6 +303,22 @@ def test_a_text_may_speak_of_the_mark(step: int) -> None:
     assert delta["tool_calls"][0]["function"]["name"] == "f"
 
 
+@pytest.mark.parametrize("step", [1, 1000])
+def test_the_last_call_needs_no_closing_mark(step: int) -> None:
+    """Guards against a call that is sent as text: vLLM reads one that the end of the answer closes. One
+    that is not complete stays text, with all that comes before it."""
+    for rest, is_call in (("}}\n", True), ("}}\n</tool_", False), ("}", False)):
+        reader, text = CallReader(), 'Write <tool_call>: <tool_call>\n{"name": "f", "arguments": {"a": 1' + rest
+        deltas = [delta for start in range(0, len(text), step) for delta in reader.push(text[start : start + step])]
+        deltas += reader.close()
+        said = "".join(delta.get("content", "") for delta in deltas)
+        assert said == ("Write <tool_call>:" if is_call else text)
+        assert [one["function"]["arguments"] for delta in deltas for one in delta.get("tool_calls", ())] == (
+            ['{"a": 1}'] if is_call else []
+        )
+        assert reader.has_called == is_call
+
+
 @pytest.mark.parametrize(
     ("value", "read"),
     [(r'"\ud83d!"', "\ufffd!"), (r'"\ud83d\ude00"', "😀"), ("NaN", None), ("1e999", None)],
