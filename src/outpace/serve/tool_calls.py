@@ -113,7 +113,8 @@ class CallReader:
             return None
         if not isinstance(found, dict) or not isinstance(found.get("name"), str):
             return None
-        arguments = found.get("arguments", {})
+        # A call that says "parameters" instead is text, as in vLLM: it must not be made without them.
+        arguments = found.get("arguments", {} if len(found) == 1 else None)
         if not isinstance(arguments, dict):
             return None
         function = {"name": found["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}

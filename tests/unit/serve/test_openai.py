@@ -319,6 +319,13 @@ def test_the_last_call_needs_no_closing_mark(step: int) -> None:
         assert reader.has_called == is_call
 
 
+@pytest.mark.parametrize("inside", ['{"name": "f", "parameters": {"a": 1}}', '{"name": "f", "a": 1}'])
+def test_arguments_by_another_name_are_not_dropped(inside: str) -> None:
+    """Guards against a tool that is called without the arguments that the model has written."""
+    text = f"<tool_call>{inside}</tool_call>"
+    assert CallReader().push(text) == [{"content": text}]
+
+
 @pytest.mark.parametrize(
     ("value", "read"),
     [(r'"\ud83d!"', "\ufffd!"), (r'"\ud83d\ude00"', "😀"), ("NaN", None), ("1e999", None)],
