@@ -3,7 +3,7 @@
 import asyncio
 from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -272,15 +272,21 @@ class Answer:
             choice = self.form.whole(index, sample.text, sample.logprobs or (), sample.finish_reason)
             if self.body.return_token_ids:
                 choice["token_ids"] = sample.token_ids
+            if self.inputs.continues:
+                choice |= self._prompt_ids(index)
             choices.append(self._reported(choice))
-        return {**self._head, "object": self.form.whole_kind, "choices": choices, "usage": self._usage()}
+        head = self._head if self.inputs.continues else self._head | self._prompt_ids(0)
+        return {**head, "object": self.form.whole_kind, "choices": choices, "usage": self._usage()}
 
     async def events(self, inbox: Inbox) -> AsyncIterator[bytes]:
         """The body of a streamed answer. An error is the last event before [DONE]."""
         try:
             for index in range(self.inputs.samples):
+                prompt = self._prompt_ids(index)
                 for choice in self.form.opening(index):
-                    yield self._event([choice])
+                    yield self._event([choice], more=prompt)
+                if prompt and self.inputs.continues:
+                    yield self._event([self.form.empty(index) | prompt])
             async for index, news in self._news(inbox):
                 if isinstance(news, StepEvent):
                     choices = self._pieces(index, news)
@@ -335,11 +341,19 @@ class Answer:
             choice["outpace"] = report(self._samples[choice["index"]], self.inputs.method)
         return choice
 
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """The prompt of a choice, if ids are wanted. As in vLLM, a chat has it beside its choices, a completion within
+        each; in a stream the first chunk of each choice has it."""
+        ids = self.inputs.prompts[index // self.inputs.params.n]
+        return {"prompt_token_ids": ids} if self.body.return_token_ids else {}
+
     def _usage(self) -> dict[str, Any]:
         return usage(self._samples.items(), self.inputs.params.n)
 
-    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
-        chunk = {**self._head, "object": self.form.piece_kind, "choices": choices}
+    def _event(
+        self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None, more: Mapping[str, Any] | None = None
+    ) -> bytes:
+        chunk = {**self._head, **(more or {}), "object": self.form.piece_kind, "choices": choices}
         if self.body.wants_usage:
             chunk["usage"] = used
         return _event(chunk)

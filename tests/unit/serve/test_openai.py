@@ -196,6 +196,18 @@ def test_ids_and_cached_tokens_are_reported(served: Served) -> None:
     assert served.chat(**asked).choices[0].token_ids == list(own.token_ids)
     chunks = [choice for chunk in served.chat(**asked, stream=True) for choice in chunk.choices]
     assert [one for choice in chunks for one in getattr(choice, "token_ids", ())] == list(own.token_ids)
+    prompt = served.model.encode([{"role": "user", "content": "Hi"}])
+    assert served.chat(**asked).prompt_token_ids == prompt
+    named = [getattr(chunk, "prompt_token_ids", None) for chunk in served.chat(**asked, stream=True)]
+    assert [ids for ids in named if ids] == [prompt]
+    assert getattr(served.chat(), "prompt_token_ids", None) is None
+    body: Any = {"model": NAME, "prompt": ["one", "two"], "n": 2, "max_tokens": 2, "return_token_ids": True}
+    prompts = [served.model.encode(text) for text in ("one", "one", "two", "two")]
+    choices = served.post(body, "/v1/completions").json()["choices"]
+    assert [choice["prompt_token_ids"] for choice in choices] == prompts
+    lines = served.post(body | {"stream": True}, "/v1/completions").text.split("\n\n")
+    parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+    assert [part["prompt_token_ids"] for part in parts if "prompt_token_ids" in part] == prompts
     usage = [served.chat("abc" * 30, n=2, temperature=1).usage for _ in range(2)][1]
     assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
 
