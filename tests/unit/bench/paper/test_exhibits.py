@@ -169,7 +169,8 @@ def test_rows_of_algorithm_1_verify_pruned_tokens() -> None:
     """Guards against section 3.3's pruning, which drops tokens below tau, in rows of algorithm 1, which keeps them: its
     line 14 leaves them without children."""
     rows = [row for one in read_exhibits("dynatree") for row in one.rows if "as in algorithm 1" in row.name]
-    assert rows and all("prune=expansion" in row.method.split(",") for row in rows)
+    assert rows
+    assert all("prune=expansion" in row.method.split(",") for row in rows)
 
 
 def test_grafts_claims_are_judged_at_the_papers_budget_too() -> None:

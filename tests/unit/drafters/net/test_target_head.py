@@ -129,7 +129,7 @@ def test_a_pulled_gguf_file_has_no_head_to_copy(tmp_path: Path, monkeypatch: pyt
     folder.mkdir(parents=True)
     for name in ("outpace.json", "small-q4_k_m.gguf"):
         (folder / name).write_text("{}")
-    with pytest.raises(ModelError, match="target_weights='small': is a GGUF file, .* hub id of the original model"):
+    with pytest.raises(ModelError, match=r"target_weights='small': is a GGUF file, .* hub id of the original model"):
         read_head("small", 50, 24)
 
 
