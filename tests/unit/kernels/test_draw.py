@@ -1,5 +1,8 @@
 """Keyed draws, and the best ids of draft logits, by the compiled kernels: torch's, with the same noise."""
 
+import os
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from outpace.drafters.best import best_ids
 from outpace.engine.prompts import FAST_DRAW
 from outpace.kernels.build import VARIABLE
 from outpace.kernels.draw import draw_natively, draws_natively
+from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.topk import KeyedDraws, largest
 from outpace.sampling.draw import BatchDraw
 from outpace.sampling.noise import gumbel, noise_key
@@ -48,6 +52,36 @@ def test_the_token_has_the_largest_score(dtype: torch.dtype, width: int, tempera
             assert scores[token] >= scores.max() - 1e-5 * (1 + scores.max().abs()), (node, token)
             if spread and float(scores.topk(2).values.diff().abs()) > 1e-4:
                 assert token == int(scores.argmax())
+
+
+def nanoseconds_elsewhere() -> int:
+    """How long the threads of this process but its first one have run."""
+    sleep(0.05)  # until they sleep, too
+    tasks = (one for one in Path("/proc/self/task").iterdir() if one.name != str(os.getpid()))
+    return sum(int((one / "schedstat").read_text().split()[0]) for one in tasks)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not say how long threads run")
+@pytest.mark.usefixtures("threads")
+def test_draws_of_few_rows_leave_passes_their_threads() -> None:
+    """Guards against dozens of passes on one thread, as if other processes had the cores, after draws of fewer rows
+    than threads: those without a row wait for the others."""
+    layer, inputs = KernelLinear(torch.ones(1024, 1024), None, Kind.FLOAT32), torch.ones(32, 1024)
+    outputs = outputs_of(3, 2**19, torch.float32, 2.0, seed=0)
+    rows, keys = [(outputs, node) for node in range(3)], [noise_key(0, 0, node) for node in range(3)]
+    torch.set_num_threads(2)
+    child = os.fork()  # whose threads have learned nothing yet
+    if child == 0:
+        code = 1
+        try:
+            for _ in range(4):
+                draw_natively(rows, [1.0] * 3, keys)
+            before = nanoseconds_elsewhere()
+            layer(inputs)
+            code = int(nanoseconds_elsewhere() == before)
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_which_requests_it_draws_for() -> None:

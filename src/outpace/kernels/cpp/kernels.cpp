@@ -34,6 +34,13 @@ Pool& pool() {
   return *threads.load();
 }
 
+// Do `work(piece)` for all pieces, of which there may be few: then threads without one wait for the others, however idle
+// the machine is.
+template <class Work>
+void share_pieces(int32_t threads, int64_t pieces, const Work& work) {
+  pool().run(int(std::min<int64_t>(threads, pieces)), [&](Team& team) { team.share(int(pieces), work); }, false);
+}
+
 #if defined(_WIN32)
 // As POSIX has it. The descriptor is of the C library that Python uses too.
 ssize_t pread(int descriptor, void* to, size_t bytes, int64_t offset) {
@@ -179,21 +186,17 @@ EXPORT int32_t outpace_place(const Matrix* m, const uint8_t* from, int32_t is_pa
 // at `from`, in the file's layout or in panels.
 EXPORT void outpace_dequantize(int32_t format, const uint8_t* from, int32_t is_packed, const int64_t* order, int64_t count,
                         int32_t inputs, float* to, int32_t threads) {
-  pool().run(count > 1 ? threads : 1, [&](Team& team) {
-    team.share(int(count), [&](int row) {
-      const Row own = row_of(format, from, is_packed, order ? order[row] : row, inputs);
-      dequantize_row(format, own, inputs, to + size_t(row) * inputs);
-    });
+  share_pieces(threads, count, [&](int row) {
+    const Row own = row_of(format, from, is_packed, order ? order[row] : row, inputs);
+    dequantize_row(format, own, inputs, to + size_t(row) * inputs);
   });
 }
 
 // Rows of a weight [count, inputs] in blocks of `format`, by search.
 EXPORT void outpace_quantize(int32_t format, const float* rows, int64_t count, int32_t inputs, uint8_t* blocks, int32_t threads) {
   const size_t row_bytes = file_row_bytes(format, inputs);
-  pool().run(count > 1 ? threads : 1, [&](Team& team) {
-    team.share(int(count), [&](int row) {
-      quantize_row(format, rows + size_t(row) * inputs, inputs, blocks + size_t(row) * row_bytes);
-    });
+  share_pieces(threads, count, [&](int row) {
+    quantize_row(format, rows + size_t(row) * inputs, inputs, blocks + size_t(row) * row_bytes);
   });
 }
 
@@ -203,7 +206,7 @@ EXPORT void outpace_top(const float* numbers, int32_t rows, int32_t width, int32
   static thread_local std::vector<float> scores, noise;
   std::vector<float>&own = scores, &noise_to = noise;
   if (draws) own.resize(size_t(rows) * width), noise_to.resize(size_t(draws->count) * width);
-  pool().run(rows > 1 || draws ? threads : 1, [&](Team& team) {
+  pool().run(draws ? threads : std::min(threads, rows), [&](Team& team) {
     if (draws) compute_noise(team, *draws, width, noise_to.data());
     team.share(rows, [&](int row) {
       const size_t first = size_t(row) * wanted;
@@ -216,12 +219,12 @@ EXPORT void outpace_top(const float* numbers, int32_t rows, int32_t width, int32
       }
       find_largest(from, width, wanted, normalised, values + first, ids + first);
     });
-  });
+  }, false);
 }
 
 // Tokens of keyed draws.
 EXPORT void outpace_draw(Drawn* drawn, int32_t count, int32_t threads) {
-  pool().run(count > 1 ? threads : 1, [&](Team& team) { team.share(count, [&](int index) { draw(drawn[index]); }); });
+  share_pieces(threads, count, [&](int index) { draw(drawn[index]); });
 }
 
 // Suffix automata, each of one text.
@@ -239,11 +242,9 @@ EXPORT void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
 
 // Pair scores of several requests' blocks, and a tree for each that has a budget.
 EXPORT void outpace_weave(Lattice* blocks, int32_t count, int32_t threads) {
-  pool().run(count > 1 ? threads : 1, [&](Team& team) {
-    team.share(count, [&](int index) {
-      score_pairs(blocks[index]);
-      grow_best_first(blocks[index]);
-    });
+  share_pieces(threads, count, [&](int index) {
+    score_pairs(blocks[index]);
+    grow_best_first(blocks[index]);
   });
 }
 

@@ -112,8 +112,9 @@ class Team {
 
 class Pool {
  public:
-  // Run `work(team)` on `size` threads, this one among them.
-  void run(int size, const std::function<void(Team&)>& work) {
+  // Run `work(team)` on `size` threads, this one among them. `is_even`: its pieces keep all threads busy, so that long
+  // waits mean that other processes run; else nothing is learned of them.
+  void run(int size, const std::function<void(Team&)>& work, bool is_even = true) {
     std::lock_guard<std::mutex> one_at_a_time(turn_);
     size = size > 1 ? crowd_.take(size) : 1;
     if (size > 1 && !hire(size - 1)) size = 1;
@@ -129,7 +130,7 @@ class Pool {
     wake_.notify_all();
     work(team);
     team.waited += wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; });
-    crowd_.learn(size, nanoseconds() - start, team.waited.load());
+    if (is_even) crowd_.learn(size, nanoseconds() - start, team.waited.load());
   }
 
  private:
