@@ -7,7 +7,7 @@ import pytest
 
 from outpace.kernels.build import build
 from outpace.kernels.instructions import cpu_flags, has_tiles
-from outpace.kernels.levels import LEVELS, InstructionLevel
+from outpace.kernels.levels import LEVELS, InstructionLevel, levels_of
 from tests.native.libraries import compiler_named, driver_by, failures, kernels_by
 from tests.unit.models.tiny import needs_kernels
 
@@ -36,7 +36,7 @@ def test_level(level: InstructionLevel, folder: Path, scripts: list[Path]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", OF_X86, ids=lambda level: level.name)
+@pytest.mark.parametrize("level", levels_of("x86_64", "win32"), ids=lambda level: level.name)
 def test_windows(level: InstructionLevel, folder: Path, scripts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against functions that are not exported, threads that do not start, and arguments that pass otherwise than
     on Linux."""
