@@ -67,7 +67,7 @@ static inline void add_products(const Lanes* keys, const float* queries, int wid
 }
 
 // Scores of some vectors of turned keys and Q queries [Q][width]: [Q][Vectors * kLanes], rows so many numbers apart. A word
-// is a number, or two in bfloat16 where `Pairs`, which become float32: see RoundedRow.
+// is a number, or two in bfloat16 where `Pairs`, which become float32 as in by_query.h: queries are not rounded.
 template <bool Pairs, int Vectors, int Q>
 static inline void score_turned(const float* turned, int width, const float* queries, float* out, int stride) {
   Lanes sums[Q][Vectors] = {};
