@@ -178,9 +178,8 @@ def test_a_template_that_relies_on_calls_shows_them(served: Served, monkeypatch:
 def test_names_of_messages_reach_the_template(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against agents whose requests are refused, as LangChain.js names the tool in each of its answers and
     AutoGen everyone who speaks; and a name that is taken and dropped."""
-    template = (
-        "{% for m in messages %}{% if not m.name %}{{ raise_exception('nameless') }}{% endif %}{{ m.content }}{% endfor %}"
-    )
+    refusal = "{% if not m.name %}{{ raise_exception('nameless') }}{% endif %}"
+    template = f"{{% for m in messages %}}{refusal}{{{{ m.content }}}}{{% endfor %}}"
     monkeypatch.setattr(served.model.codec.tokenizer, "chat_template", template)
     spoken = [{"role": role, "name": "f", "content": "x"} for role in ("system", "user", "assistant")]
     answer = {"role": "tool", "tool_call_id": "1", "name": "f", "content": "x"}
