@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.core.protocols import SamplingContext
 from outpace.lib.places import places_of
 from outpace.sampling.noise import Purpose, gumbel, noise_key
-from outpace.sampling.warp import history_of, process, warp
+from outpace.sampling.warp import distribution_of, history_of, process
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,19 +87,29 @@ def _scores_alike(
     pool: Pool | None,
 ) -> Tensor:
     """`keyed_scores` of rows with the same parameters."""
-    params, histories = contexts[0].params, None
-    if params.has_processors and pool is not None:  # these options may name any id of the vocabulary
-        full = logits.new_full((len(logits), pool.vocab_size), -torch.inf).scatter_(1, pool.ids, logits)
-        return _scores_alike(full, contexts, depths, noise, paths, None).gather(1, pool.ids)
-    if params.has_processors and paths is not None:
-        histories = [history_of(context, path) for context, path in zip(contexts, paths, strict=True)]
+    params, logits = contexts[0].params, _processed(logits, contexts, paths, pool)
     if params.is_greedy or not noise:
-        return torch.log_softmax(process(logits, params, histories or ()), dim=-1)
-    distribution = warp(logits, params, histories, is_draft=True)
+        return torch.log_softmax(logits, dim=-1)
+    distribution = distribution_of(logits, params, is_draft=True)
     if params.is_rejection:
         return distribution
     ids = torch.arange(logits.shape[1], device=logits.device) if pool is None else pool.ids
     return torch.log_softmax(distribution + _noise_of(contexts, depths, ids), dim=-1)
+
+
+def _processed(
+    logits: Tensor, contexts: Sequence[SamplingContext], paths: Sequence[Sequence[int]] | None, pool: Pool | None
+) -> Tensor:
+    """`process` of rows with the same parameters."""
+    params = contexts[0].params
+    if not params.has_processors:
+        return logits
+    histories = [] if paths is None else list(map(history_of, contexts, paths))
+    if pool is None:
+        return process(logits, params, histories)
+    # These options may name any id. Nothing else looks at the whole vocabulary: a lattice's pool has 16 of its ids.
+    full = logits.new_full((len(logits), pool.vocab_size), -torch.inf).scatter_(1, pool.ids, logits)
+    return process(full, params, histories).gather(1, pool.ids)
 
 
 def _noise_of(

@@ -110,9 +110,13 @@ def warp(
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
         largest logit. A row with no token left is -inf throughout.
     """
+    return distribution_of(_processed(logits, params, histories), params, is_draft)
+
+
+def distribution_of(processed: Tensor, params: SamplingParams, is_draft: bool = False) -> Tensor:
+    """As `warp`, of logits that `process` has returned."""
     if not params.has_processors:
-        return _distribution(logits, params, is_draft)
-    processed = _processed(logits, params, histories)
+        return _distribution(processed, params, is_draft)
     # Not only -inf: a penalty of 1e-40 overflows, and an infinite score is no distribution either.
     is_empty = ~torch.isfinite(processed.amax(dim=-1, keepdim=True))  # [R, 1]
     return _distribution(processed, params, is_draft).masked_fill(is_empty, -torch.inf)

@@ -1,6 +1,7 @@
 """Keyed scores: what a draft model must rank by, if the target's own draw is to agree."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from outpace.sampling import scores as scores_module
 from outpace.sampling.draw import draw_keyed
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.scores import Pool, best_scores, keyed_scores
-from outpace.sampling.warp import history_of, warp
+from outpace.sampling.warp import history_of, process, warp
 
 VOCAB = 30
 FIRST = 17
@@ -114,15 +115,12 @@ def test_scores_are_those_of_every_row_by_itself(every: list[SamplingParams], po
     for row, own in enumerate(contexts):
         columns = ids[row] if pooled else torch.arange(WIDE)
         full = torch.full((1, WIDE), -math.inf).index_copy(1, columns, logits[row : row + 1])
-        params, history = own.params, history_of(own, paths[row])
-        if params.is_greedy:
-            expected = torch.log_softmax(logits[row], dim=-1)
-        elif params.has_processors:
-            noise = gumbel([noise_key(own.seed, 0, FIRST + depths[row])], torch.arange(WIDE))
-            expected = torch.log_softmax(warp(full, params, [history], is_draft=True) + noise, dim=-1)[0, columns]
-        else:
+        processed = process(full, own.params, [history_of(own, paths[row])])[:, columns]
+        params = replace(own.params, repetition_penalty=1.0, logit_bias=())  # the rest of them
+        expected = torch.log_softmax(processed, dim=-1)[0]
+        if not params.is_greedy:
             noise = gumbel([noise_key(own.seed, 0, FIRST + depths[row])], columns)
-            expected = torch.log_softmax(warp(logits[row : row + 1], params, is_draft=True) + noise, dim=-1)[0]
+            expected = torch.log_softmax(warp(processed, params, is_draft=True) + noise, dim=-1)[0]
         assert torch.equal(found[row], expected), row
 
 
@@ -139,3 +137,19 @@ def test_noise_is_worked_out_once_per_draw(monkeypatch: pytest.MonkeyPatch) -> N
     keyed_scores(random_logits(9), [own] * 5 + [other] * 4, [3] * 5 + [2] * 3 + [3])
     keyed_scores(random_logits(7), [own] * 7, [3] * 7)
     assert made == [3, 1]
+
+
+def test_options_that_name_any_id_leave_a_pool_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against truncation and noise of a whole vocabulary for the few ids of a pool, where a request has
+    penalties: a level of the lattice's beam took as long as some passes of its target."""
+    widths = []
+
+    def counted(keys: list[tuple[int, int]], ids: Tensor) -> Tensor:
+        widths.append(ids.shape[-1])
+        return gumbel(keys, ids)
+
+    monkeypatch.setattr(scores_module, "gumbel", counted)
+    contexts, depths, paths, ids = level_of_trees([SamplingParams(repetition_penalty=1.2, temperature=0.9, top_k=9)])
+    logits = random_logits(len(contexts), vocab=ids.shape[1])
+    keyed_scores(logits, contexts, depths, True, paths, Pool(ids, WIDE))
+    assert widths == [ids.shape[1]]
