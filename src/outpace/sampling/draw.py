@@ -35,13 +35,21 @@ def draw_keyed(
             histories = [history_of(contexts[row], paths[row]) for row in members]
         log_probs = warp(torch.stack([rows[row] for row in members]), params, histories)
         keys = [noise_key(contexts[row].seed, contexts[row].sample_index, positions[row]) for row in members]
-        vocab = torch.arange(log_probs.shape[-1], device=log_probs.device)
-        tokens = (log_probs + gumbel(keys, vocab)).argmax(dim=-1)
+        tokens = _likeliest(log_probs, keys)
         if params.has_processors:
             tokens = tokens.where(log_probs.amax(dim=-1) > -torch.inf, NO_TOKEN)
         for row, token in zip(members, tokens.tolist(), strict=True):
             drawn[row] = token
     return drawn
+
+
+def _likeliest(log_probs: Tensor, keys: Sequence[tuple[int, int]]) -> Tensor:
+    """[R] argmax(log p + g) of each row [R, V]. Noise costs more than all other work on a row, so it is computed only
+    for ids that some row may draw: truncation leaves few, and temperature 0 one."""
+    may_be_drawn = (log_probs != -torch.inf).any(dim=0)  # NaN may be
+    may_be_drawn[0] = True  # an argmax needs an id where none may be
+    ids = may_be_drawn.nonzero()[:, 0]
+    return ids[(log_probs[:, ids] + gumbel(keys, ids)).argmax(dim=-1)]
 
 
 Rows = Sequence[tuple[NodeOutputs, int]]
@@ -185,8 +193,7 @@ class RejectionDraw:
         if not probs.any():
             return NO_TOKEN
         key = self._key(self._topology.depths[node], Purpose.RESIDUAL)
-        vocab = torch.arange(len(probs), device=probs.device)
-        return int((probs.log() + gumbel([key], vocab)[0]).argmax())
+        return int(_likeliest(probs.log()[None], [key]))
 
     def bernoulli(self, probability: float, node: int) -> bool:
         # Keyed by the node too: siblings share a position and need independent noise.

@@ -11,9 +11,10 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, SamplingContext
 from outpace.core.tree import Topology
+from outpace.sampling import draw as draw_module
 from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed, token_logprobs
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
-from outpace.sampling.warp import History, warp
+from outpace.sampling.warp import History, history_of, warp
 
 VOCAB = 20
 ROOT = Topology.chain(1)
@@ -49,6 +50,32 @@ def test_mixed_rows_draw_what_each_draws_alone() -> None:
     scores = torch.cat([warp(row[None], params) for row, params in zip(rows, MIXED, strict=True)])
     by_definition = (scores + gumbel(keys, torch.arange(VOCAB))).argmax(dim=-1).tolist()
     assert together == alone == by_definition
+
+
+@pytest.mark.parametrize(
+    ("params", "left"),
+    [(SamplingParams(temperature=0.7, top_k=3), 3), (SamplingParams(repetition_penalty=1.3), 1)],
+    ids=["truncated", "greedy"],
+)
+def test_noise_is_worked_out_only_for_what_may_be_drawn(
+    params: SamplingParams, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against the noise of a whole vocabulary where top-k leaves few ids, or temperature 0 one: it takes longer
+    than all other work on a row. And against other tokens than with all of the noise."""
+    widths = []
+
+    def counted(keys: list[tuple[int, int]], ids: Tensor) -> Tensor:
+        widths.append(len(ids))
+        return gumbel(keys, ids)
+
+    monkeypatch.setattr(draw_module, "gumbel", counted)
+    context = SamplingContext(params, 8, 0, [1, 2, 3, 4])
+    for seed in range(9):
+        row = random_logits(1, seed)
+        noise = gumbel([noise_key(8, 0, 4)], torch.arange(VOCAB)) * bool(params.temperature)
+        expected = (warp(row, params, [history_of(context)]) + noise).argmax(dim=-1).tolist()
+        assert draw_keyed(list(row), [context], [4], [[]]) == expected
+    assert max(widths) <= left + 1  # id 0, whether it may be drawn or not
 
 
 def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
