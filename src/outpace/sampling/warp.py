@@ -66,14 +66,14 @@ def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]
 
 def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
     if params.repetition_penalty != 1.0:
-        seen = sorted(set(_last(history, params.penalty_window)))
+        said = list(set(_last(history, params.penalty_window)))
+        seen = torch.tensor(said, dtype=torch.int64, device=row.device)  # once: a list is converted at each use
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and history.output_ids:
-        generated = torch.tensor(history.output_ids, device=row.device)
-        counts = torch.bincount(generated, minlength=len(row)).to(row.dtype)  # [V]
-        row -= params.frequency_penalty * counts
-        row -= params.presence_penalty * (counts > 0).to(row.dtype)
+        generated, counts = torch.tensor(history.output_ids, device=row.device).unique(return_counts=True)
+        row[generated] -= params.frequency_penalty * counts.to(row.dtype)
+        row[generated] -= params.presence_penalty
 
 
 def _banned(params: SamplingParams, history: History, vocab_size: int) -> list[int]:
