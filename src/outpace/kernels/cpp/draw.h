@@ -1,7 +1,7 @@
 // Keyed draws over a vocabulary: exact noise is computed only where it may decide.
 // Python reference: outpace.sampling.draw.draw_keyed.
 #pragma once
-#include "noise.h"
+#include "topk.h"
 
 struct Drawn {
   const void* logits;        // [width]
@@ -13,23 +13,21 @@ struct Drawn {
   int64_t token;  // the result
 };
 
-constexpr int kNoiseBits = 10;
+static inline float logit_at(const Drawn& one, int32_t token) {
+  return one.is_bfloat16 ? as_float(((const uint16_t*)one.logits)[token]) : ((const float*)one.logits)[token];
+}
 
-// The largest noise of hashes with the same first bits: small hashes have large noise, and the smallest no bound.
-struct NoiseBounds {
-  float most[1 << kNoiseBits];
-  NoiseBounds() {
-    most[0] = INFINITY;
-    for (int first = 1; first < 1 << kNoiseBits; ++first) {
-      const double value = (double(uint32_t(first) << (32 - kNoiseBits)) + 0.5) * 0x1p-32;
-      most[first] = std::nextafter(float(-std::log(-std::log1p(-value))), INFINITY);
-    }
-  }
-};
+// The logits from a token on.
+static inline Lanes logits_from(const Drawn& one, int32_t token) {
+  if (!one.is_bfloat16) return load((const float*)one.logits + token);
+  typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
+  HalfLanes halves;
+  std::memcpy(&halves, (const uint16_t*)one.logits + token, sizeof halves);
+  return (Lanes)(__builtin_convertvector(halves, BitLanes) << 16);
+}
 
 // argmax(logits / temperature + noise), the first of equals.
 static inline void draw(Drawn& one) {
-  static const NoiseBounds bounds;
   double best = -INFINITY;
   one.token = 0;
   const auto weigh = [&](int64_t token, double logit) {
@@ -37,13 +35,21 @@ static inline void draw(Drawn& one) {
     if (score > best || (score == best && token < one.token)) best = score, one.token = token;
   };
   for (int index = 0; index < one.top_count; ++index) weigh(one.top_ids[index], one.top_logits[index]);
-  const float scale = float(1 / one.temperature);
-  for (int32_t token = 0; token < one.width; ++token) {
-    const float logit = one.is_bfloat16 ? as_float(((const uint16_t*)one.logits)[token]) : ((const float*)one.logits)[token];
-    const float scaled = logit * scale, most = bounds.most[noise_word(one.key, token) >> (32 - kNoiseBits)];
-    // What rounds in float32 on the way is far less than this.
-    if (!(double(scaled + most) + 1e-5 * std::abs(scaled) + 1e-4 > best)) continue;
+  const auto weigh_other = [&](int32_t token) {
     const int64_t* end = one.top_ids + one.top_count;
-    if (std::find(one.top_ids, end, int64_t(token)) == end) weigh(token, logit);
+    if (std::find(one.top_ids, end, int64_t(token)) == end) weigh(token, logit_at(one, token));
+  };
+  const float scale = float(1 / one.temperature);
+  BitLanes ids;
+  for (int lane = 0; lane < kLanes; ++lane) ids[lane] = uint32_t(lane);
+  int32_t token = 0;
+  for (; token + kLanes <= one.width; token += kLanes, ids = ids + uint32_t(kLanes)) {
+    const Lanes scaled = logits_from(one, token) * scale;
+    // The noise -log(-log(1 - u)) is at most -log u. What rounds in float32 on the way is far less than what is added.
+    const Lanes most = scaled - logarithm(uniform_of(one.key, ids)) + (1e-5f * larger(scaled, -scaled) + 1e-4f);
+    if (!any_ahead(most, float(best))) continue;
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (most[lane] > best) weigh_other(token + lane);
   }
+  for (; token < one.width; ++token) weigh_other(token);
 }

@@ -39,12 +39,17 @@ static inline Lanes logarithm(Lanes x) {
   return fma(n, all(0.693359375f), rest + fma(square, all(-0.5f), p));
 }
 
-// The noise of some ids: the same hash and the same uniform number, bit for bit, as `sampling.noise` has in float32.
-static inline Lanes noise_of(const int32_t* key, BitLanes ids) {
+// A uniform number of each of some ids, by the same hash and bit for bit as `sampling.noise` has it in float32.
+static inline Lanes uniform_of(const int32_t* key, BitLanes ids) {
   const BitLanes bits = mix(mix(ids * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
   const IntLanes word = (IntLanes)bits;
   const Lanes value = __builtin_convertvector(word, Lanes) + (word < 0 ? all(4294967296.0f) : Lanes{});
-  const Lanes uniform = smaller((value + 0.5f) * 2.3283064365386963e-10f, all(0.999999940395355f));
+  return smaller((value + 0.5f) * 2.3283064365386963e-10f, all(0.999999940395355f));
+}
+
+// The noise of some ids.
+static inline Lanes noise_of(const int32_t* key, BitLanes ids) {
+  const Lanes uniform = uniform_of(key, ids);
   // log1p(-u): what rounding 1 - u lost is made good by the ratio.
   const Lanes left = 1.0f - uniform, lost = left - 1.0f;
   const Lanes ratio = -uniform / (lost == 0.0f ? all(1.0f) : lost);
