@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -89,6 +90,18 @@ def test_a_run_that_goes_on_shows_its_own_pace(capsys: pytest.CaptureFixture[str
         ("5/6", "0:00:01"),
         ("6/6", "0:00:00"),
     ]
+
+
+def test_a_bar_on_the_terminal_leaves_the_json_alone(
+    target: Path, prompts: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an empty file after `outpace train ... > run.json` in a terminal, whose standard error has the
+    bar: the JSON was printed while the bar redirected standard output to it."""
+    monkeypatch.setenv("TERM", "xterm")
+    notes = Console(stderr=True, force_terminal=True, markup=False)
+    monkeypatch.setattr(sys.modules["outpace.cli.options"], "notes", notes)
+    done = run("medusa", target, prompts, tmp_path / "run", "--answers", str(answers))
+    assert (done["step"], done["steps"]) == (4, 4)
 
 
 @pytest.mark.costly

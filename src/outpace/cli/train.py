@@ -128,7 +128,8 @@ def train_command(method: str, title: str) -> Callable[..., None]:
         from outpace.train.run import train
 
         with ExitStack() as bars:
-            print(json.dumps(train(job, Shown(bars).step, progress_bar, note)))
+            done = train(job, Shown(bars).step, progress_bar, note)
+        print(json.dumps(done))  # not within: a bar on a terminal sends standard output to standard error
 
     run.__doc__ = title
     return run
