@@ -1,5 +1,6 @@
 """Runs methods against each other, interleaved group by group of prompts; one record per prompt and method."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from outpace.bench.written import written_once
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.data.workload import WorkItem, fingerprint, in_groups
+from outpace.lib.checks import check_same
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import name_of, parse_method
 from outpace.methods.stores import learns
@@ -127,15 +129,22 @@ class BenchRun:
         """The records of each group as soon as it is decoded. `done`: records of the first groups, from a run that was
         stopped. Methods that learn from prompt to prompt decode these again, unmeasured, so that counts equal those of
         an uninterrupted run. `on_item`: called once with the number of prompts in `done`, if any, and False, then
-        without arguments for each new prompt."""
+        without arguments for each new prompt.
+
+        Raises:
+            InvalidRequest: a method in `done` had another drafter, or read other files under the same names.
+        """
         plan = self.plan
+        ours = [method for method in plan.methods if method != TRANSFORMERS]
+        self._options |= {method: resolved_options(self.model, method, plan.budget) for method in ours}
+        for method, record in {record["method"]: record for record in done}.items():
+            options = json.loads(json.dumps(self._options[method]))
+            check_same(record["options"], options, f"method={method!r}: its records were made")
         first_new = len({record["group"]["number"] for record in done})
         if first_new:
             on_item(sum(map(len, self._groups[:first_new])), False)
         if first_new == len(self._groups):
             return
-        ours = [method for method in plan.methods if method != TRANSFORMERS]
-        self._options |= {method: resolved_options(self.model, method, plan.budget) for method in ours}
         # References, so that none is rebuilt after the reset, within the time of its first prompt.
         self._proposers = [self.model.proposer(method) for method in ours]
         taps = {tap for proposer in self._proposers for tap in proposer.needs.taps}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import outpace
 from outpace.api import Model
@@ -17,6 +18,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.warm_file import save_matrix
 
 METHODS = (
     "plain", "lookup:budget=6", "recycle:budget=6", "samd:budget=6", "lookahead",
@@ -99,6 +102,27 @@ def test_records_of_other_settings_are_refused_by_name(
     RunFolder(tmp_path, BenchRun(model, PLAN).settings)
     with pytest.raises(InvalidRequest, match=f"its records were made with {field}=.*; choose a new folder"):
         RunFolder(tmp_path, BenchRun(model, replace(PLAN, **changes)).settings)
+
+
+def test_records_of_a_file_that_was_made_again_are_refused(model: Model, tmp_path: Path) -> None:
+    """Guards against one table of a drafter or a warm file and its successor of the same name, and against old figures
+    where all records are there already."""
+    file = tmp_path / "warm.safetensors"
+    plan = replace(PLAN, methods=("plain", f"recycle:budget=6,warm={file}"), items=ITEMS[:4], budget=None)
+
+    def write(token: int) -> None:
+        matrix = TransitionMatrix(264, torch.device("cpu"))
+        matrix.update(torch.tensor([token]), torch.arange(8)[None])
+        file.unlink(missing_ok=True)
+        save_matrix(file, matrix)
+
+    write(97)
+    records = json.loads(json.dumps(BenchRun(model, plan).records()))
+    assert list(BenchRun(model, plan).groups(records)) == []
+    write(98)
+    for done in (records[:4], records):
+        with pytest.raises(InvalidRequest, match=r"its records were made with files=.*; choose a new folder"):
+            list(BenchRun(model, plan).groups(done))
 
 
 def test_records_without_settings_are_refused(model: Model, tmp_path: Path) -> None:
