@@ -1,10 +1,14 @@
 """`outpace doctor` as a user runs it: what it prints, for people and machines, and its exit status."""
 
 import json
+import re
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from outpace.doctor import machine as doctor_machine
 from outpace.doctor.finding import Finding, finding
@@ -50,6 +54,24 @@ def test_the_exit_status_and_what_is_printed(remedy: str, status: int, monkeypat
     machine = json.loads(run("doctor", "--json").stdout)
     assert machine["fine"] is (not remedy)
     assert machine["findings"][0]["figures"] == {"cores": 2}
+
+
+def test_findings_have_lines_of_their_own_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against findings behind the text of the spinner, as in "examining the machine  fine       cores"."""
+
+    def examined() -> Iterator[Finding]:
+        for one in planted("stop it"):
+            time.sleep(0.3)  # the spinner is drawn
+            yield one
+
+    monkeypatch.setenv("TERM", "xterm")
+    notes = Console(stderr=True, force_terminal=True, markup=False)
+    monkeypatch.setattr(sys.modules["outpace.cli.options"], "notes", notes)
+    monkeypatch.setattr(doctor_machine, "examine_machine", examined)
+    said = run("doctor").output
+    assert "examining the machine" in said
+    assert "fine       cores" in said
+    assert not re.search("examining the machine +(fine|look here)", said)
 
 
 def test_options_of_a_model_without_one() -> None:

@@ -60,13 +60,16 @@ def _shown(title: str, findings: "Iterable[Finding]", as_json: bool) -> "list[Fi
     """Collect findings, and print each at once unless `as_json`."""
     if not as_json:
         console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
-    kept = []
-    with working(f"examining {title}"):
-        for one in findings:
-            kept.append(one)
-            if not as_json:
-                _print(one)
-    return kept
+    kept: list[Finding] = []
+    left = iter(findings)
+    while True:
+        with working(f"examining {title}"):  # ends first: what is printed would continue the line of the spinner
+            one = next(left, None)
+        if one is None:
+            return kept
+        kept.append(one)
+        if not as_json:
+            _print(one)
 
 
 def _print(one: "Finding") -> None:
