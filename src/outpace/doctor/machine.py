@@ -132,7 +132,8 @@ def _used_seconds() -> dict[tuple[int, str], float]:
     """CPU seconds of each process, by pid and name."""
     found = {}
     for process in psutil.process_iter(["name", "cpu_times"]):
-        if (times := process.info["cpu_times"]) is not None:
+        # On Windows process 0 stands for idle processors: their time is its own.
+        if process.pid and (times := process.info["cpu_times"]) is not None:
             found[process.pid, str(process.info["name"])] = times.user + times.system
     return found
 

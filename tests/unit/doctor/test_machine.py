@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,6 +185,20 @@ def test_a_process_that_spins_is_seen() -> None:
             spinning.kill()
     assert found.cores > 0.1  # a fair share on the busiest of machines
     assert found.busiest
+
+
+def test_idle_processors_are_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the advice to stop "System Idle Process (0)", which has the most time on Windows."""
+    clock = count()
+
+    def processes(names: list[str]) -> Iterator[SimpleNamespace]:
+        now = next(clock)
+        for pid, name, share in ((0, "System Idle Process", 6.0), (10**9, "blender", 2.0)):
+            times = SimpleNamespace(user=0.0, system=share * now)
+            yield SimpleNamespace(pid=pid, info={"name": name, "cpu_times": times})
+
+    monkeypatch.setattr("psutil.process_iter", processes)
+    assert other_processes(seconds=0.01).busiest == "blender (1000000000)"
 
 
 @pytest.mark.parametrize(
