@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from outpace.api import Model, load
@@ -23,7 +24,8 @@ class Classification:
     Attributes:
         kind: "equal", "tie" or "bug".
         turn, token: where the outputs first differ; None when equal.
-        margin: the smallest rounding error that could have changed the decision there.
+        margin: the smallest rounding error that could have changed the decision there; None where none could.
+        top2: difference of the best two scores there; None where one token was left to choose.
         to_cutoff: distance to a sampling cut-off there, None without one.
         higher_precision_equal: whether the two runs agree when repeated in the next higher precision.
     """
@@ -88,8 +90,8 @@ class Certifier:
         note = rounding if is_tie else f"margin {margin.smallest:.3g} against a bound of {self._bound}"
         if not precise_equal:
             note += "; the two runs differ in higher precision too"
-        kind, distances = "tie" if is_tie else "bug", (margin.smallest, margin.top2, margin.to_cutoff)
-        return Classification(kind, turn, token, *distances, precise_equal, note)
+        distances = _finite(margin.smallest), _finite(margin.top2), _finite(margin.to_cutoff)
+        return Classification("tie" if is_tie else "bug", turn, token, *distances, precise_equal, note)
 
     def _agree_in_higher_precision(self, prompt: list[int], params: SamplingParams, run: Runner) -> bool:
         if self._dtype not in HIGHER_PRECISION:
@@ -106,6 +108,11 @@ class Certifier:
         device, drafter = str(target.device), model.drafter
         options: dict[str, Any] = {**kept, "max_num_seqs": 1, "enable_prefix_caching": False}
         return load(model.name, "plain", drafter=drafter, dtype=dtype, device=device, **options)
+
+
+def _finite(distance: float | None) -> float | None:
+    """A distance; None for an infinite one, which JSON does not know."""
+    return distance if distance is not None and isfinite(distance) else None
 
 
 def method_runner(method: str, budget: int | None) -> Runner:

@@ -1,7 +1,9 @@
 """The certificate: it must tell equal, tie and bug apart, and catch a real bug on a real forward."""
 
 import gc
+import json
 import weakref
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -69,6 +71,18 @@ def test_only_a_rounding_difference_is_a_tie(model: Model) -> None:
     # And so is an answer that ends early.
     finding = Certifier(model).classify(prompt, GREEDY, plain, plain[:-3], lambda *_: plain)
     assert (finding.kind, finding.token) == ("bug", len(plain) - 3)
+
+
+def test_evidence_is_json(model: Model) -> None:
+    """Guards against `Infinity` in `verify --json` and in records, which is no JSON, where a cut-off left one token."""
+    params = SamplingParams(max_new_tokens=6, temperature=1.0, seed=1, top_k=1)
+    prompt = model.encode("abc")
+    plain = model.generate(prompt, params, method="plain").token_ids
+    other = next(token for token in range(200) if token != plain[2])
+    forged = (*plain[:2], other, *plain[3:])
+    finding = Certifier(model, lambda dtype: model).classify(prompt, params, plain, forged, lambda *_: forged)
+    assert (finding.kind, finding.token, finding.top2) == ("bug", 2, None)
+    json.dumps(asdict(finding), allow_nan=False)
 
 
 def test_margin_of_a_cut_off_token(model: Model) -> None:
