@@ -106,7 +106,8 @@ class Certifier:
         quantize = "none" if dtype == "float64" else target.quantize  # fewer bits have no kernels in float64
         kept = {"quantize": quantize, "max_model_len": target.max_length, "exact": target.wants_exact}
         device, drafter = str(target.device), model.drafter
-        options: dict[str, Any] = {**kept, "max_num_seqs": 1, "enable_prefix_caching": False}
+        # Without bars and a line of its own: the bar of the benchmark is drawn meanwhile.
+        options: dict[str, Any] = {**kept, "max_num_seqs": 1, "enable_prefix_caching": False, "progress": False}
         return load(model.name, "plain", drafter=drafter, dtype=dtype, device=device, **options)
 
 

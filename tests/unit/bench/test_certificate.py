@@ -105,6 +105,14 @@ def test_a_second_opinion_on_long_prompts(model: Model, monkeypatch: pytest.Monk
     assert asked["max_model_len"] == model.target.max_length
 
 
+def test_a_second_opinion_draws_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against bars and times of loading on the line of the bar of `bench` and `verify`, on a terminal."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
+    Certifier(model)._load("float64")
+    assert asked["progress"] is False
+
+
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "int8"), ("float64", "none")])
 def test_a_second_opinion_on_quantised_weights(
     model: Model, monkeypatch: pytest.MonkeyPatch, dtype: str, quantize: str
