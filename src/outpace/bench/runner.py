@@ -269,7 +269,7 @@ class BenchRun:
         """MiB that a method keeps, weights of the target included; measured once, since it hardly changes."""
         if method not in self._held_mb:
             model = self.model
-            own = (self._references,) if method == TRANSFORMERS else (model.target, model.proposer(method))
+            own = (self._reference(model),) if method == TRANSFORMERS else (model.target, model.proposer(method))
             self._held_mb[method] = held_mb(*own)
         return self._held_mb[method]
 

@@ -17,6 +17,7 @@ from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.methods.stores import matrix_of
 from outpace.models.layers.linear import PackedLinear
+from outpace.models.reference import TransformersReference
 from tests.unit.models.tiny import save_tiny_model
 
 
@@ -65,6 +66,16 @@ def test_plain_decoding_holds_no_drafter(tmp_path: Path) -> None:
     own = held_mb(model.drafters.language_model())
     assert own > 0.1
     assert together["linear"] - together["plain"] == pytest.approx(own, abs=0.02)
+
+
+def test_stock_generate_holds_one_copy(folder: str) -> None:
+    """Guards against the copy in higher precision, which classified a difference on the first prompt, in the memory of
+    stock generate."""
+    model = outpace.load(folder, "plain", dtype="float32", device="cpu", max_num_seqs=1)
+    run = BenchRun(model, BenchPlan(("plain", "transformers"), ITEMS, SamplingParams(max_new_tokens=4)))
+    own = held_mb(run._reference(model))
+    run._references[0] = TransformersReference(folder, "float64", "cpu")
+    assert run._memory("transformers") == pytest.approx(own)
 
 
 def test_bytes_are_counted_once() -> None:
