@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from outpace.lib.errors import ModelError
-from tests.cli.runner import assert_refused, run
+from tests.cli.runner import assert_refused, last_json, run
 from tests.unit.bench.test_endpoint import honest
 from tests.unit.endpoint.fake import Reply, serving, streamed
 
@@ -37,6 +37,18 @@ def test_bench_prints_a_table_and_json_and_keeps_records(tmp_path: Path) -> None
     assert [(row["concurrency"], row["equal"]) for row in levels] == [(1, 1.0), (2, 1.0)]
     assert "tiny at http://" in result.stdout
     assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == 4
+
+
+def test_bench_of_a_method_that_only_the_server_has() -> None:
+    """Guards against a method of a package at the server that is refused here, before the server is asked."""
+    pages = {"/v1/outpace/methods": {"default": "theirs"}, "/v1/outpace/info": {"model": "tiny"}}
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        return Reply([pages[path]]) if path in pages else honest()(path, body)
+
+    with serving(answer) as seen:
+        rows = last_json(_bench(seen.url, "--methods", "theirs:budget=3", "--json"))["levels"]
+    assert [row["method"] for row in rows] == ["plain", "theirs:budget=3"]
 
 
 SERVER = ("--endpoint", "http://127.0.0.1:1", "-w", "builtin:4")

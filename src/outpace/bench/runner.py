@@ -283,9 +283,10 @@ class BenchRun:
         return self._reference(model).generate(prompt, params, model.target.eos_token_ids).token_ids
 
 
-def split_methods(text: str, has_stock: bool = False) -> tuple[str, ...]:
+def split_methods(text: str, has_stock: bool = False, of_server: bool = False) -> tuple[str, ...]:
     """Split "lookup,recycle:budget=8,shape=chain" into methods with their options. `has_stock`: "transformers", which
-    is stock `generate` and no method, may be among them."""
+    is stock `generate` and no method, may be among them. `of_server`: they are a server's, which checks them itself: it
+    may have methods that are not installed here."""
     methods: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         option, equals, _ = part.partition("=")
@@ -294,13 +295,13 @@ def split_methods(text: str, has_stock: bool = False) -> tuple[str, ...]:
         else:
             methods.append(part)
     for method in methods:
-        if method != TRANSFORMERS:
-            parse_method(method)
-        elif not has_stock:
+        if method == TRANSFORMERS and not has_stock:
             raise InvalidRequest(
                 f"methods={text!r}: '{TRANSFORMERS}' is stock generate, which `outpace bench MODEL` measures; leave it "
                 "out here"
             )
+        if method != TRANSFORMERS and not of_server:
+            parse_method(method)
     if len(set(methods)) != len(methods):
         raise InvalidRequest(f"methods={text!r}: a method is named twice")
     return tuple(methods)

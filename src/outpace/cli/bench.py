@@ -121,7 +121,8 @@ def bench(
     from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.data.workload import read_workloads
 
-    chosen = () if methods is None else split_methods(methods, has_stock=endpoint is None)
+    is_here = endpoint is None
+    chosen = () if methods is None else split_methods(methods, has_stock=is_here, of_server=not is_here)
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
     levels = _levels(concurrency)
     if endpoint is not None:
