@@ -83,5 +83,5 @@ $(VLLM_READY): pyproject.toml constraints/peers/vllm.txt scripts/vllm_environmen
 	PYTHONPATH=. $(BIN)/python scripts/vllm_environment.py
 	@touch $(VLLM_READY)
 
-clean:
-	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache
+clean: ## What `make` set up; results in runs stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
