@@ -37,6 +37,8 @@ class AnswerStream:
     """The pieces of one answer's text; iterate once.
 
     Attributes:
+        text: all of it so far, a model's thoughts included.
+        answer: the text without thoughts that the server marks as such.
         pieces: how many pieces it came in.
         finish_reason: why the answer ended; None before.
         usage: the server's counts of tokens, empty if it sends none.
@@ -45,7 +47,7 @@ class AnswerStream:
 
     def __init__(self, response: httpx.Response, url: str, retries: int = 0) -> None:
         self._response, self._url = response, url
-        self.retries, self.text, self.pieces = retries, "", 0
+        self.retries, self.text, self.answer, self.pieces = retries, "", "", 0
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
         self.report: dict[str, Any] = {}
@@ -88,7 +90,9 @@ class AnswerStream:
             for choice in chunk.get("choices", ()):
                 self.report = choice.get("outpace") or self.report
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
-                text += _text(choice)
+                thoughts, answer = _parts(choice)
+                self.answer += answer
+                text += thoughts + answer  # a chunk of several tokens may end the one and begin the other
             return text
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"endpoint={self._url!r}: no OpenAI-compatible chunk ({error!r}): {data[:300]}") from error
@@ -97,12 +101,12 @@ class AnswerStream:
         return ModelError(f"endpoint={self._url!r}: the stream broke off after {len(self.text)} characters: {reason}")
 
 
-def _text(choice: dict[str, Any]) -> str:
-    """The text that a chunk's choice adds, the model's thoughts included."""
+def _parts(choice: dict[str, Any]) -> tuple[str, str]:
+    """The thoughts and the answer that a chunk's choice adds."""
     if "delta" not in choice:
-        return choice.get("text") or ""
+        return "", choice.get("text") or ""
     delta = choice["delta"] or {}
-    return next((delta[name] for name in ("content", *THOUGHTS) if delta.get(name)), "")
+    return next((delta[name] for name in THOUGHTS if delta.get(name)), ""), delta.get("content") or ""
 
 
 ATTEMPTS = 4

@@ -179,7 +179,8 @@ class RemoteChat:
         messages = [*self.messages, {"role": "user", "content": text}]
         with self._endpoint.stream("chat/completions", self._fields | {"messages": messages}) as stream:
             yield stream
-        self.messages = [*messages, {"role": "assistant", "content": stream.text}]
+        # Without thoughts: templates leave earlier ones out, and could not tell these from the answer.
+        self.messages = [*messages, {"role": "assistant", "content": stream.answer}]
 
     def reset(self) -> None:
         """Forget the conversation except the system message."""

@@ -10,7 +10,7 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.endpoint import client
 from outpace.endpoint.client import Endpoint, ServerAway, events
-from outpace.endpoint.server import SpeculationCounts, find_server, read_counts, sampling_fields
+from outpace.endpoint.server import RemoteChat, Server, SpeculationCounts, find_server, read_counts, sampling_fields
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.endpoint.fake import Reply, event, serving, streamed
 
@@ -42,6 +42,29 @@ def test_thoughts_are_text_too() -> None:
     end = {"choices": [{"delta": {"content": None}, "finish_reason": "stop"}]}
     with serving(lambda path, body: Reply([event(chunk) for chunk in [*chunks, end]], headers=STREAM)) as seen:
         assert _ask(seen.url) == "Hm.|Yes"
+
+
+def test_a_chunk_may_end_thoughts_and_begin_the_answer() -> None:
+    """Guards against text that is lost where a speculative step crosses from thoughts to the answer: which chunks do
+    depends on the load, and equal answers would seem to differ."""
+    said = {"reasoning": "Hm.", "reasoning_content": "Hm.", "content": "Yes"}  # vLLM's name and its old one
+    chunk = {"choices": [{"delta": said, "finish_reason": "stop"}]}
+    with serving(lambda path, body: Reply([event(chunk)], headers=STREAM)) as seen:
+        assert _ask(seen.url) == "Hm.Yes"
+
+
+def test_thoughts_are_not_a_part_of_the_conversation() -> None:
+    """Guards against thoughts that are sent back as answers: they fill the context, and the model takes them for what
+    it said."""
+    deltas = [{"reasoning": "Hm."}, {"reasoning": "Well.", "content": "Ye"}, {"content": "s"}]
+    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    reply = Reply([event(chunk) for chunk in chunks], headers=STREAM)
+    with serving(lambda path, body: reply) as seen, Endpoint(seen.url) as endpoint:
+        conversation = RemoteChat(endpoint, Server("tiny", None, {}), {})
+        with conversation.send("Is it?") as stream:
+            assert list(stream) == ["Hm.", "Well.Ye", "s"]
+    assert conversation.messages[1:] == [{"role": "assistant", "content": "Yes"}]
 
 
 @pytest.mark.parametrize(
