@@ -17,6 +17,9 @@ from outpace.models.target import PackedTarget
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+PREPARE = "prepare_inputs_for_generation"
+"""A method of transformers' models that `generate` calls before each pass, and we do not."""
+
 
 def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pack: bool = False) -> PackedTarget:
     """A target on a copy of the model's modules that shares its parameters and buffers.
@@ -32,7 +35,7 @@ def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pac
 
     Raises:
         UnsupportedModel: an architecture that cannot be decoded losslessly, a model spread over devices, a replaced
-            `forward`, a wrapped output layer, a hook on it or on the whole model.
+            `forward` or preparation of inputs, a wrapped output layer, a hook on it or on the whole model.
         InvalidRequest: the model is in training mode and has dropout.
     """
     with torch.no_grad():
@@ -60,6 +63,12 @@ def _shared_copy(model: "PreTrainedModel") -> "PreTrainedModel":
         raise UnsupportedModel(f"{name}: its parameters are on {where}; all of it must be on one device")
     if model.training and _has_dropout(model):
         raise InvalidRequest(f"{name} is in training mode and has dropout: call model.eval() first")
+    prepare = getattr(model, PREPARE, None)
+    if getattr(prepare, "__func__", None) is not getattr(type(model), PREPARE, None):
+        raise UnsupportedModel(
+            f"{name}: its {PREPARE} has been replaced, as peft does for prompt and prefix tuning, and would not run; "
+            "do without Outpace, or use an adapter of layers, such as LoRA"
+        )
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise UnsupportedModel(

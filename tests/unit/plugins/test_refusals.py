@@ -196,3 +196,22 @@ def test_a_refused_call_does_not_end_the_stream(model: PreTrainedModel) -> None:
     with pytest.raises(InvalidRequest):
         generate(model, padded((5,)), "recycle", streamer=recorder, no_repeat_ngram_size=2)
     assert recorder.ended == 0
+
+
+def test_learned_prompts_are_refused(model: Any) -> None:
+    """Guards against the answer of the model without its learned prompt: peft gives that to `generate` alone, through
+    `prepare_inputs_for_generation`, and puts the model's own method back afterwards."""
+
+    class Tuned:
+        def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+            return {}
+
+    own = model.prepare_inputs_for_generation
+    try:
+        model.prepare_inputs_for_generation = Tuned().prepare_inputs_for_generation
+        with pytest.raises(UnsupportedModel, match="as peft does for prompt and prefix tuning"):
+            generate(model, padded(), "recycle")
+        model.prepare_inputs_for_generation = own
+        assert torch.equal(generate(model, padded(), "recycle"), generate(model, padded()))
+    finally:
+        del model.prepare_inputs_for_generation
