@@ -85,7 +85,11 @@ class ServeCommand:
 
 
 def command(server: VllmServer) -> ServeCommand:
-    """The `vllm serve` command of a server. Models that vLLM cannot read as they are go to the user's cache folder."""
+    """The `vllm serve` command of a server. Models that vLLM cannot read as they are go to the user's cache folder.
+
+    As in our server, requests decide how they are sampled: of a model's generation_config.json only the EOS ids are
+    used. Otherwise vLLM would take penalties, truncation and a limit of tokens from it.
+    """
     check_installed()
     exports = user_cache_path("outpace") / "exports"
     made = ["serve", readable(server.loading.model, exports), "--served-model-name", *server.names]
@@ -96,6 +100,8 @@ def command(server: VllmServer) -> ServeCommand:
         made += [f"--{name}"] if value is None else [f"--{name}", value]
     options = [one for one in server.arguments if one.startswith("-")]
     given = {_name(one) for one in options if not one.replace("_", "-").startswith(SETTING)} - {""}
+    if not any("generation-config".startswith(name) for name in given):
+        made += ["--generation-config", "vllm"]
     made += _speculative(server, exports, is_compiled_otherwise="compilation-config" in given)
     # vLLM accepts abbreviated names, and silently takes the last value of a repeated option.
     twice = [one for one in made if one.startswith("--") and any(_name(one).startswith(name) for name in given)]

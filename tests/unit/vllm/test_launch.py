@@ -110,7 +110,19 @@ def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[ServeC
     """Guards against defaults of ours, such as 8 requests at a time, that hold vLLM down."""
     assert _serve(model, "--method", "plain").exit_code == 0
     wanted = ("serve", model, "--served-model-name", Path(model).name, "--host", "127.0.0.1", "--port", "8000")
-    assert started[0].arguments[1:] == wanted
+    assert started[0].arguments[1:] == (*wanted, "--generation-config", "vllm")
+
+
+@pytest.mark.parametrize("more", [["--generation-config", "auto"], ["--generation_config=auto"], ["--generation", "x"]])
+def test_requests_decide_how_they_are_sampled(model: str, started: list[ServeCommand], more: list[str]) -> None:
+    """Guards against greedy answers with the repetition penalty of a model's generation_config.json, which our server
+    does not read; and against users who want it and cannot have it."""
+    assert _serve(model, "--method", "plain").exit_code == 0
+    assert " ".join(started[0].arguments).count("--generation-config vllm") == 1
+    result = _serve(model, "--method", "plain", "--", *more)
+    assert result.exit_code == 0, result.exception
+    assert "vllm" not in started[1].arguments[1:]
+    assert started[1].arguments[-len(more) :] == tuple(more)
 
 
 @pytest.mark.parametrize(
