@@ -135,6 +135,11 @@ OPTIONAL = (
 """Fields that are sent only if they differ from their defaults: some servers refuse unknown fields."""
 
 
+UNCHANGED: dict[str, Any] = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Fields that change nothing. Where a request lacks them, vLLM and SGLang take a model's generation_config.json, and
+llama-server defaults of its own."""
+
+
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as fields of a request's body."""
     fields: dict[str, Any] = {"max_tokens": params.max_new_tokens, "temperature": params.temperature}

@@ -21,7 +21,7 @@ from outpace.data.workload import WorkItem
 from outpace.drafters.training.settings import RegenerateSettings
 from outpace.endpoint.client import THOUGHTS, Endpoint, ServerAway
 from outpace.endpoint.in_flight import in_flight
-from outpace.endpoint.server import sampling_fields
+from outpace.endpoint.server import UNCHANGED, sampling_fields
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.tokenizer import TextCodec
@@ -249,7 +249,7 @@ class EndpointAnswerer:
 
     def _post(self, endpoint: Endpoint, item: WorkItem, turn: int, texts: list[str]) -> tuple[str, dict[str, Any]]:
         """The text and the choice that answer a turn."""
-        body = sampling_fields(self._params) | {"model": self._model, "return_token_ids": True}
+        body = UNCHANGED | sampling_fields(self._params) | {"model": self._model, "return_token_ids": True}
         body |= {"prompt" if item.raw else "messages": item.prompt(turn, texts)}
         body["seed"] = seed_of(self._params.seed or 0, item.id, turn)
         try:

@@ -73,6 +73,15 @@ def test_our_own_server_returns_ids(model: outpace.Model, tmp_path: Path) -> Non
     assert (made, answerer.cut, answerer.encoded) == (expected, {}, 0)
 
 
+def test_a_server_adds_no_option_of_its_own(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against answers with the truncation or the penalty of a model's generation_config.json, greedy ones too: a
+    drafter would learn from another distribution than the target's, and the store would not say so."""
+    with serving(honest(model)) as seen:
+        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model)))
+    (body,) = seen.bodies
+    assert body.items() >= {"top_k": 50, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}.items()
+
+
 def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: Path) -> None:
     """Guards against answers without the EOS that ended them: a drafter would never learn to stop."""
     said = {"ends": ("hello", "stop"), "goes on": ("hello", "length")}
