@@ -202,6 +202,7 @@ class EndpointAnswerer:
         api_key: str | None = None,
     ) -> None:
         self._url, self._model, self._codec, self._eos = url, model, codec, tuple(eos_token_ids)
+        self._end_of_text, self._end_of_turn = next(iter(self._eos), None), _end_of_turn(codec, self._eos)
         self._params, self._concurrency, self._api_key = params, concurrency, api_key
         self.cut: dict[str, str] = {}
         self.encoded = 0
@@ -241,8 +242,9 @@ class EndpointAnswerer:
                 with self._lock:
                     self.encoded += 1
                 ids = self._codec.tokenizer(text, add_special_tokens=False)["input_ids"]
-            if choice.get("finish_reason") == "stop" and self._eos and (not ids or ids[-1] not in self._eos):
-                ids = [*ids, self._eos[0]]
+            end = self._end_of_text if item.raw else self._end_of_turn
+            if choice.get("finish_reason") == "stop" and end is not None and (not ids or ids[-1] not in self._eos):
+                ids = [*ids, end]
             answers.append(tuple(ids))
             texts.append(self._codec.decode(ids))  # as in training, with the model's thoughts, which `text` lacks
         return Conversation(item.id, tuple(answers), item.digest)
@@ -258,3 +260,11 @@ class EndpointAnswerer:
             raise ModelError(
                 f"{error}; finished answers are stored: run the same command again when the server is back"
             ) from error
+
+
+def _end_of_turn(codec: TextCodec, eos: Sequence[int]) -> int | None:
+    """The EOS id with which the chat template ends an answer, else the first one; None without any. Llama 3 and Gemma
+    name the end of a text first, and their answers in a chat end with another id."""
+    talk = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
+    ids = codec.encode_chat(talk) if codec.tokenizer.chat_template else []
+    return next((token for token in reversed(ids) if token in eos), next(iter(eos), None))

@@ -14,9 +14,10 @@ from outpace.data.answers import AnswerStore, read_answers
 from outpace.data.workload import WorkItem
 from outpace.endpoint import client
 from outpace.lib.errors import ModelError
+from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate
 from tests.unit.endpoint.fake import Reply, serving
-from tests.unit.models.tiny import save_tiny_model
+from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 from tests.unit.serve.served import serving as serving_ours
 
 ITEMS = [
@@ -97,6 +98,19 @@ def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: 
     text = tuple(model.codec.encode("hello"))
     assert made == {"ends": ((*text, model.target.eos_token_ids[0]),), "goes on": (text,)}
     assert answerer.encoded == 2
+
+
+def test_an_answer_ends_as_the_chat_template_ends_it(tmp_path: Path) -> None:
+    """Guards against the end of a text behind an answer that ended a turn: Llama 3 and Gemma have an id for each, and a
+    drafter would learn one that never comes."""
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
+    codec, items = TextCodec(byte_tokenizer(template), "tiny"), [ITEMS[0], ITEMS[2]]
+    reply = Reply([{"choices": [{"text": "hi", "finish_reason": "stop"}]}])
+    with serving(lambda path, body: reply) as seen:
+        answerer = EndpointAnswerer(seen.url, "tiny", codec, (7, 0), PARAMS, concurrency=1)
+        made = {one.id: one.answers for one in regenerate(items, AnswerStore(tmp_path, ABOUT), answerer)}
+    text = tuple(codec.encode("hi"))
+    assert made == {"one": ((*text, 0),), "raw": ((*text, 7),)}
 
 
 def test_thoughts_are_a_part_of_answers(model: outpace.Model, tmp_path: Path) -> None:
