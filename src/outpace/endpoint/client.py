@@ -113,6 +113,7 @@ ATTEMPTS = 4
 FIRST_PAUSE_S = 0.5  # doubled after every failure, unless the server names a time
 LONGEST_PAUSE_S = 60.0
 TIMEOUT_S = 600.0  # without a byte
+ANSWER_S = 7200.0  # of an answer in one piece, which may wait for others first: before its end no byte comes
 CONNECT_S = 10.0
 REFUSALS = (400, 413, 422)  # statuses that refuse a request, such as one with a too long prompt
 BUSY = (429, 503)
@@ -149,9 +150,8 @@ class Endpoint:
         self._has_key = bool(keys)
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         limits = httpx.Limits(max_connections=None)  # the caller limits the requests in flight
-        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
         try:
-            self._client = httpx.Client(timeout=timeout, headers=headers, limits=limits)
+            self._client = httpx.Client(headers=headers, limits=limits)
         except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:  # ImportError: a SOCKS proxy's package
             variables = TLS_FILES if isinstance(error, OSError) else PROXIES
             named = [name for name in os.environ if name.lower() in variables]  # values may hold passwords
@@ -260,8 +260,10 @@ class Endpoint:
         raise ServerAway(f"endpoint={self.url!r}: {text}, {ATTEMPTS} times") from caught
 
     def _request(self, method: str, url: str, body: Body | None) -> httpx.Request:
+        is_whole = body is not None and not body.get("stream")
+        timeout = httpx.Timeout(ANSWER_S if is_whole else TIMEOUT_S, connect=CONNECT_S)
         try:
-            return self._client.build_request(method, url, json=body)
+            return self._client.build_request(method, url, json=body, timeout=timeout)
         except UnicodeEncodeError as error:
             before = error.object[max(error.start - 40, 0) : error.start]
             raise InvalidRequest(

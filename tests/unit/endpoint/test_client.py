@@ -2,7 +2,7 @@
 
 import re
 import sys
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -125,6 +125,20 @@ def test_a_server_that_does_not_answer_is_an_error() -> None:
         pass
     with pytest.raises(ServerAway, match=r"no server answers .*is the server running"):
         _ask(seen.url)
+
+
+def test_a_whole_answer_may_take_longer_than_a_stream_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against long answers for training that are broken off without a byte, asked for again, and never come."""
+    monkeypatch.setattr(client, "TIMEOUT_S", 0.2)
+
+    def slowly(path: str, body: dict[str, Any]) -> Reply:
+        sleep(0.6)
+        return Reply([{"choices": [{"text": "yes"}]}])
+
+    with serving(slowly) as seen, Endpoint(seen.url) as endpoint:
+        assert endpoint.post(PATH, {"messages": []})[0] == "yes"
+        with pytest.raises(ServerAway, match="timed out"):
+            endpoint.get("outpace/methods")
 
 
 def test_a_whole_answer_that_is_not_what_its_headers_say() -> None:
