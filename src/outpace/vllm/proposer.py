@@ -25,6 +25,7 @@ from typing import Any
 
 from outpace.budget.costs import LEAST_GAIN, RowPrice
 from outpace.budget.decisions import RoundRates
+from outpace.drafters.build_context import BuildContext
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer
 from outpace.trees.linear_form import LinearForm
@@ -37,6 +38,8 @@ from outpace.vllm.settings import KEY, check_drafts, linear_method, read_setting
 LOG = logging.getLogger("vllm.outpace")  # below vLLM's own, which it has set up
 MOST_SLOTS = 64
 """Maximal slots of a trained drafter, each with keys and values, unless `slots` is set."""
+MOST_ROWS = 1 << 18
+"""On a GPU, tokens of all these slots together: their memory is taken at once, and vLLM's cache gets the rest."""
 
 
 class MethodProposer:
@@ -71,13 +74,15 @@ class MethodProposer:
         config, settings, spec = self._config, self._settings, self._spec
         model, text_config = config.model_config, config.model_config.hf_text_config
         ranks = config.parallel_config.tensor_parallel_size
-        requests = config.scheduler_config.max_num_seqs
-        slots = min(settings.slots or (requests if spec.drafter is None else MOST_SLOTS), requests)
         device = next(target_model.parameters()).device
         target: Any = text_config
         if spec.drafter is not None:
-            target = BorrowedTarget(target_model, text_config, model.max_model_len, slots, ranks)
-        built = build_proposer(spec, build_context(spec, settings, target, device))
+            target = BorrowedTarget(target_model, text_config, model.max_model_len, MOST_SLOTS, ranks)
+        context = build_context(spec, settings, target, device)
+        slots = self._slots(context)
+        if context.target is not None:
+            context.target.max_slots = slots
+        built = build_proposer(spec, context)
         least_gain = LEAST_GAIN if settings.least_gain is None else settings.least_gain
         self._proposer = proposer = LinearForm(built, least_gain)
         self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None
@@ -95,6 +100,17 @@ class MethodProposer:
             ending_ids(text_config),
             capture.best_ids if learns else None,
         )
+
+    def _slots(self, context: BuildContext) -> int:
+        """Number of requests with drafts at a time."""
+        requests = most = int(self._config.scheduler_config.max_num_seqs)
+        if context.net is not None:
+            most = MOST_SLOTS
+            positions = getattr(context.net().config, "max_positions", None)  # of nets with keys and values
+            if positions is not None and context.device.type != "cpu":
+                longest = min(int(positions), self._config.model_config.max_model_len)
+                most = max(min(most, MOST_ROWS // longest), 1)
+        return min(self._settings.slots or most, requests)
 
     def propose(
         self,

@@ -47,7 +47,8 @@ class ProposerSettings(BaseModel):
     slots: int | None = Field(
         default=None,
         ge=1,
-        description="requests with drafts at a time; None for max_num_seqs, with a trained drafter 64 at most",
+        description="requests with drafts at a time; None for max_num_seqs, with a trained drafter 64 at most, and as "
+        "many as have 262,144 tokens together on a GPU",
     )
     learn_prompts: bool = Field(
         default=True,

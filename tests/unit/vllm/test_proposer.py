@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outpace.budget.costs import RowPrice
+from outpace.drafters.build_context import BuildContext
 from outpace.lib.errors import InvalidRequest
 from outpace.vllm import proposer
 from outpace.vllm.proposer import Method
@@ -187,3 +188,29 @@ def test_prompts_are_not_learned_with_lora(lora: Any) -> None:
     made.load_model(Target(2, 2))
     assert made._rounds is not None
     assert (made._rounds._best_ids is None) == (lora is not None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "positions", "wanted"),
+    [
+        ({}, "cpu", 40960, 64),
+        ({}, "cuda", 40960, 6),
+        ({}, "cuda", 1 << 20, 2),  # no request is longer than the target's limit
+        ({}, "cuda", 2048, 64),
+        ({}, "cuda", None, 64),
+        ({"slots": 16}, "cuda", 40960, 16),
+    ],
+)
+def test_slots_leave_memory_to_vllm(settings: dict[str, Any], device: str, positions: int | None, wanted: int) -> None:
+    """Guards against a drafter that takes a GPU's memory before vLLM's cache does: 54 GB for 64 slots of 40960 tokens
+    in five layers with 8 heads of keys."""
+    asked = config({"method": "lookup"} | settings)
+    asked.model_config.max_model_len = 131072
+    asked.scheduler_config = SimpleNamespace(max_num_seqs=256)
+    sizes = SimpleNamespace() if positions is None else SimpleNamespace(max_positions=positions)
+    net = SimpleNamespace(config=sizes)
+    context = BuildContext(264, torch.device(device), lambda: None, net=lambda: net)  # type: ignore[arg-type]
+    made = Method(asked)
+    assert made._slots(context) == wanted
+    if not settings:
+        assert made._slots(replace(context, net=None)) == 256
