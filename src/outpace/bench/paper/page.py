@@ -11,9 +11,10 @@ from typing import Any
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
 from outpace.bench.paper.figures import draw
+from outpace.bench.paper.intervals import FEWEST
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.sources import INSTEAD, RecordSource
-from outpace.bench.paper.verdicts import FEWEST, CellComparison, ClaimFinding, judge
+from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
 from outpace.bench.report import equal_share
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
@@ -162,12 +163,13 @@ named; where they belong to this run, the claim is undecided unless the rest con
 comparisons has the verdict of the worst of them, by intervals that are not widened for their number, so that one of
 many may fail by chance. <b>The paper contradicts itself</b> where its own numbers differ from the claim. What is
 counted, such as equal outputs and memory, needs no interval. Ratios are of means over sets; in
-tables, sd is the standard deviation over prompts, the mean of the sets'. A few prompts or groups of each set, as quick
-runs have, show little of how they differ: take their intervals as a first look. Every output is compared with plain
-decoding's, token by token. In tables, what stands below a row's name is the method and its settings as this package's
-option <code>--method</code> takes them; "starts with" names what it had before the first prompt: a drafter, by its
-class and fingerprint, a ranked vocabulary that it drafts from, and the file of a warm-up, by their hashes. Unless runs
-forget between prompts, methods keep for later prompts of a set what they learn from earlier ones."""
+tables, sd is the standard deviation over prompts, the mean of the sets'. Intervals are wider where prompts, or groups,
+are few (Student's t), and where a claim is about the mean of runs that put the same prompts into groups of other sizes.
+Every output is compared with plain decoding's, token by token. In tables, what stands below a row's name is the method
+and its settings as this package's option <code>--method</code> takes them; "starts with" names what it had before the
+first prompt: a drafter, by its class and fingerprint, a ranked vocabulary that it drafts from, and the file of a
+warm-up, by their hashes. Unless runs forget between prompts, methods keep for later prompts of a set what they learn
+from earlier ones."""
 KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", "not testable here": ""}
 
 

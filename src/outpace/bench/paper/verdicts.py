@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.bench.paper.exhibit import Claim, ExhibitRun, Verdict
+from outpace.bench.paper.intervals import FEWEST, Units, decides, interval
 from outpace.bench.paper.metrics import METRICS, Measured, Numbers
 
 RESAMPLES = 2000
-FEWEST = 6  # prompts that an interval needs
 USUAL: Mapping[Verdict, str] = {
     "undecided": "The difference is smaller than these prompts can tell.",
     "holds on average": "A set or run with few prompts, or groups of them, may differ by chance.",
@@ -22,8 +22,6 @@ TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, 
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
 Cells = Mapping[Cell, Measured]
-Units = tuple[str, int]
-"""What tells prompts from others, and the number of them, or of groups decoded together, in one run."""
 _WORST: tuple[Verdict, ...] = ("does not hold", "undecided", "holds on average", "holds")
 
 
@@ -105,7 +103,7 @@ class CellComparison:
             return None
         prompts, pooled = sum(cell.of for cell in own), np.mean(list(by_set.values()), axis=0)
         units = self.units(run, row, sets)
-        bounds = _interval(pooled) if _decides(units) else (None, None)
+        bounds = interval(pooled, units) if decides(units) else (None, None)
         low, high = (None if bound is None else float(bound) for bound in bounds)
         return Estimate(
             value=float(pooled[0]),
@@ -117,21 +115,6 @@ class CellComparison:
             equal=sum(cell.equal for cell in own) / prompts,
             bugs=sum(cell.bugs for cell in own),
         )
-
-
-def _interval(numbers: Numbers) -> Numbers:
-    """[2] the 95 % interval over bootstrap samples; those without a value, such as with no drafts, are left out."""
-    bounds: Numbers = np.nanpercentile(numbers[1:], (2.5, 97.5))
-    return bounds
-
-
-def _decides(units: Sequence[Units]) -> bool:
-    """Whether prompts suffice for an interval: a single one shows no spread. Those of several runs, or under several
-    names, count once: by the most of them, as runs group them differently."""
-    most: dict[str, int] = {}
-    for prompts, count in units:
-        most[prompts] = max(count, most.get(prompts, 0))
-    return sum(most.values()) >= FEWEST and min(count for _, count in units) > 1
 
 
 @dataclass
@@ -149,6 +132,8 @@ class _Side:
         places: the run and set of each of them.
         units: the prompts, or batches, of each of them.
         is_exact: it is a count, which needs no interval.
+        is_trend: it is a difference between runs, not their mean.
+        largest: what is printed can be, with either sign.
     """
 
     name: str
@@ -162,10 +147,12 @@ class _Side:
     units: list[Units] = field(default_factory=list)
     is_bound: bool = False
     is_exact: bool = False
+    is_trend: bool = False
+    largest: float = np.inf
 
     @property
     def decides(self) -> bool:
-        return _decides(self.units)
+        return decides(self.units)
 
     @property
     def prompts(self) -> int:
@@ -201,8 +188,9 @@ class _Side:
             return ("does not hold" if against else "holds"), text + claimed, None
         if not self.decides:
             return "undecided", text + claimed, None
-        value, (low, high) = self.pooled[0], _interval(self.pooled)
-        text += " ({} to {})".format(*map(self._apart, _interval(self.shown))) + claimed
+        value, (low, high) = self.pooled[0], interval(self.pooled, self.units, not self.is_trend)
+        shown = interval(self.shown, self.units, not self.is_trend).clip(-self.largest, self.largest)
+        text += " ({} to {})".format(*map(self._apart, shown)) + claimed
         if low >= least:
             text += f", not on {', '.join(against)}" if against else ""
             return ("holds on average" if against else "holds"), text, None
@@ -369,6 +357,7 @@ class _Sides:
         kind = "difference" if len(by_run) == 2 else "rank correlation"
         claimed, rises = "above 0" if self.claim.rises else "below 0", list[Numbers]()
         side = _Side(f"{row}{over}: {means}; {kind}", lambda value, more: f"{value:+.{2 + more}f}", claimed, (0.0,))
+        side.is_trend, side.largest = True, np.inf if len(by_run) == 2 else 1.0
         for of in by_run[0][1] if len(by_run) > 1 else ():
             if all(of in found for _, found in by_run):
                 rises.append(_rise(np.stack([found[of] for _, found in by_run])))

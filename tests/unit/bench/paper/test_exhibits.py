@@ -12,11 +12,11 @@ from safetensors import safe_open
 from outpace.bench.paper import exhibit as exhibit_module
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, Exhibit, read_exhibits
+from outpace.bench.paper.intervals import decides
 from outpace.bench.paper.measure import MANIFEST
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.page import REPORT, write_report
 from outpace.bench.paper.sources import RecordFolder
-from outpace.bench.paper.verdicts import _decides
 from outpace.drafters.training.settings import merged_settings
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
@@ -105,7 +105,7 @@ def test_a_full_run_can_decide_every_claim(paper: str) -> None:
             runs = [run for run in exhibit.runs if run.training is None and run.label in (claim.runs or (run.label,))]
             kept = [(run, of) for run in runs for of in run.sets if of in (claim.sets or (of,))]
             if kept and not METRICS[claim.metric].is_exact:
-                assert _decides([(of, -(-run.prompts // run.batch)) for run, of in kept]), claim.id
+                assert decides([(of, -(-run.prompts // run.batch)) for run, of in kept]), claim.id
 
 
 NAMED_WRONGLY: dict[str, tuple[dict[str, Any], str]] = {

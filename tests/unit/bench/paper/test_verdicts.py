@@ -8,6 +8,7 @@ import pytest
 
 from outpace.bench.paper import verdicts
 from outpace.bench.paper.exhibit import Claim, ExhibitRun
+from outpace.bench.paper.intervals import interval
 from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.verdicts import TOO_FEW, CellComparison, ClaimFinding, draws, judge
 from outpace.lib.errors import InvalidRequest
@@ -123,6 +124,31 @@ def test_few_prompts_decide_nothing(steps: list[list[float]]) -> None:
     assert (found.verdict, found.why) == ("undecided", TOO_FEW)
 
 
+def test_few_prompts_of_equal_rows_seldom_decide() -> None:
+    """Guards against intervals that are too narrow for few prompts: of two rows that differ by chance alone, one was
+    better in every fifth comparison of three prompts of two sets."""
+    chance = np.random.default_rng(0)
+    drawn = [chance.normal(30, 3, (2, 2, 3)).tolist() for _ in range(100)]
+    found = [verdict({"order": ("one", "other")}, one=one, other=other).verdict for one, other in drawn]
+    assert found.count("undecided") >= 90
+
+
+def test_the_same_prompts_in_other_groups_are_no_more_evidence() -> None:
+    """Guards against a mean over levels whose interval is that of as many prompts at each level as at all of them."""
+    numbers = np.concatenate([[0.0], np.random.default_rng(0).normal(size=2000)])
+    alike, other = [("a", 8), ("a", 8)], [("a", 8), ("a", 9)]
+    assert np.ptp(interval(numbers, other)) > 1.3 * np.ptp(interval(numbers, alike))
+    assert np.ptp(interval(numbers, other, is_mean=False)) < np.ptp(interval(numbers, alike)), "a difference"
+
+
+def test_a_rank_correlation_is_at_most_one() -> None:
+    """Guards against an interval that is widened beyond what a rank correlation can be."""
+    steps = [20.0, 30, 22, 31, 21, 29]
+    found = verdict({"falls": ("row",)}, row_cold=[steps], row_warm=[steps[::-1]], row_hot=[[40.0] * 6])
+    bounds = found.numbers.rpartition(" (")[2].partition(")")[0].split(" to ")
+    assert all(-1 <= float(bound) <= 1 for bound in bounds)
+
+
 def test_runs_of_the_same_prompts_are_no_more_prompts() -> None:
     """Guards against four prompts that decide a claim because they are counted for each run."""
     fast, slow = [FAST[:4]], [SLOW[:4]]
@@ -225,7 +251,7 @@ def test_a_bound_is_printed_with_the_places_that_it_has() -> None:
 
 def test_an_interval_is_printed_with_the_places_that_decide_it() -> None:
     """Guards against verdicts that their numbers deny: "0.95 (0.90 to 1.00), claimed above 1.00: does not hold"."""
-    rows = {"one": [[30.0, 32, 30, 32, 30, 32]], "other": [[30.09, 31.92, 30.09, 31.92, 30.09, 31.92]]}
+    rows = {"one": [[30.0, 32, 30, 32, 30, 32]], "other": [[30.06, 31.94, 30.06, 31.94, 30.06, 31.94]]}
     for claim in ({"order": ("one", "other")}, {"rows": ("one",), "over": "other", "at_least": 1.0}):
         assert " (0.998 to 1.002), claimed" in verdict(claim, **rows).numbers
     same = verdict({"order": ("one", "twin")}, one=rows["one"], twin=rows["one"])
