@@ -165,6 +165,14 @@ def test_acceptance_is_judged_at_one_level() -> None:
     assert {one.runs for one in of_acceptance} == {("8 in flight",)}
 
 
+def test_the_time_of_dominos_head_is_judged() -> None:
+    """Guards against "not testable here" for a time that figure 1 prints of the same rows and prompts."""
+    (section,) = [one for one in read_exhibits("domino") if one.name == "section 4.3"]
+    (claim,) = [one for one in section.claims if one.id == "D22b"]
+    assert (claim.missing, claim.metric) == (None, "head_ms")
+    assert {value.sets["mean"] for value in section.values} == {2.64, 1.20}
+
+
 def test_rows_of_algorithm_1_verify_pruned_tokens() -> None:
     """Guards against section 3.3's pruning, which drops tokens below tau, in rows of algorithm 1, which keeps them: its
     line 14 leaves them without children."""
