@@ -57,7 +57,7 @@ def paper(
             "--from",
             metavar="[ROW=]FOLDER",
             help="Also show the records of another machine, or those of a server as a row: a folder of bench "
-            "--endpoint.",
+            "--endpoint, or several, one for each set.",
         ),
     ] = None,
     list_: Annotated[
@@ -134,13 +134,13 @@ def _sources(folder: Path, others: "Sequence[str]", exhibits: "Sequence[Exhibit]
     from outpace.bench.paper.sources import RecordFolder, ServedRows
 
     rows = {PLAIN_ROW, *(row.name for exhibit in exhibits for row in exhibit.rows)}
-    served: dict[str, Path] = {}
+    served: list[tuple[str, Path]] = []
     for other in others:
         row, is_row, path = other.rpartition("=")
         if is_row and row not in rows:
             raise InvalidRequest(f"from={other!r}: no row is named {row!r}; one of {', '.join(sorted(rows))}")
         if is_row:
-            served[row] = path_of(Path(path))
+            served.append((row, path_of(Path(path))))
     machines = [path_of(Path(other)) for other in others if "=" not in other]
     found: list[RecordSource] = [RecordFolder.read(one) for one in (folder, *machines)]
     return [*found, ServedRows.read(served)] if served else found

@@ -138,7 +138,7 @@ def _made(settings: Mapping[str, Any], names_machine: bool) -> str:
 
 @dataclass
 class ServedRows:
-    """Records of servers, such as vLLM's, a folder of `outpace bench --endpoint URL --out FOLDER` for each row.
+    """Records of servers, such as vLLM's: folders of `outpace bench --endpoint URL --out FOLDER` for each row.
 
     A run's rows are the records of its sets at its temperature, with its number of requests in flight.
 
@@ -150,11 +150,25 @@ class ServedRows:
     is_quick: bool = False
 
     @classmethod
-    def read(cls, folders: Mapping[str, Path]) -> "ServedRows":
-        """Raises InvalidRequest: no records of a server; none of plain decoding; groups of several sets."""
-        if PLAIN_ROW not in folders:
-            raise InvalidRequest(f"from={', '.join(folders)}: give {PLAIN_ROW}=FOLDER, a server without drafts, too")
-        return cls({row: _read(row, folder) for row, folder in folders.items()})
+    def read(cls, folders: Iterable[tuple[str, Path]]) -> "ServedRows":
+        """The records of rows and their folders, of which a row may have several, such as one for each set.
+
+        Raises InvalidRequest: no records of a server; none of plain decoding; groups of several sets; two folders of a
+        row that measure the same.
+        """
+        found: dict[str, list[Record]] = {}
+        for row, folder in folders:
+            own, before = _read(row, folder), found.setdefault(row, [])
+            if twice := {*map(_setting, own)} & {*map(_setting, before)}:
+                of, level, temperature = min(twice)
+                raise InvalidRequest(
+                    f"from={row}={folder}: another folder of this row has {of} with {level} in flight at temperature "
+                    f"{temperature:g}, too; leave one of them out"
+                )
+            before += own
+        if PLAIN_ROW not in found:
+            raise InvalidRequest(f"from={', '.join(found)}: give {PLAIN_ROW}=FOLDER, a server without drafts, too")
+        return cls(found)
 
     @property
     def name(self) -> str:
@@ -213,7 +227,11 @@ def _read(row: str, folder: Path) -> list[Record]:
 
 def _of_run(records: Iterable[Record], run: ExhibitRun, of: str) -> list[Record]:
     wanted = of, run.in_flight or run.batch, run.temperature
-    return [one for one in records if (one["dataset"], one["concurrency"], one["sampling"]["temperature"]) == wanted]
+    return [one for one in records if _setting(one) == wanted]
+
+
+def _setting(record: Record) -> tuple[str, int, float]:
+    return record["dataset"], record["concurrency"], record["sampling"]["temperature"]
 
 
 def _compared(row: str, own: Sequence[Record], plain: Sequence[Record]) -> Measured:

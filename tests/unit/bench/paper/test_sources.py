@@ -58,7 +58,7 @@ def test_servers_are_rows_of_their_level(tmp_path: Path) -> None:
     """Guards against rows without equality, a level that is compared with another one's plain decoding, times that no
     server knows printed as 0, and records that do not say which server made them."""
     folders = {"plain": folder_of(tmp_path / "a", honest(0.02)), "Domino": folder_of(tmp_path / "b", honest())}
-    source = ServedRows.read(folders)
+    source = ServedRows.read(folders.items())
     (shown,) = write_report("domino", [EXHIBIT], [source], tmp_path)
     lines = {(line["run"], line["row"]): line for line in shown.table()}
     for level in ("1", "2"):
@@ -73,10 +73,25 @@ def test_servers_are_rows_of_their_level(tmp_path: Path) -> None:
     assert "letters, 2 in flight; at most 9 tokens" in (tmp_path / REPORT).read_text()
 
 
+def test_a_row_has_a_folder_for_each_set(tmp_path: Path) -> None:
+    """Guards against the last folder of a row in the place of those of its other sets, without a word: a folder has one
+    set, so that no claim about several sets could be judged."""
+    digits = tuple(replace(item, dataset="digits") for item in ITEMS)
+    folders = [
+        (row, folder_of(tmp_path / row / items[0].dataset, honest(), items))
+        for row in ("plain", "Domino")
+        for items in (ITEMS, digits)
+    ]
+    runs = tuple(run.model_copy(update={"sets": ("letters", "digits")}) for run in EXHIBIT.runs)
+    exhibit = EXHIBIT.model_copy(update={"runs": runs})
+    cells, _ = ServedRows.read(folders).cells(exhibit)
+    assert {(row, of) for run, row, of in cells if run == "2"} >= {("Domino", "letters"), ("Domino", "digits")}
+
+
 def test_a_server_that_says_something_else_is_seen(tmp_path: Path) -> None:
     """Guards against answers that nothing is compared with: each server agrees with itself."""
     folders = {"plain": folder_of(tmp_path / "a", honest()), "Domino": folder_of(tmp_path / "b", other)}
-    (shown,) = write_report("domino", [EXHIBIT], [ServedRows.read(folders)], tmp_path)
+    (shown,) = write_report("domino", [EXHIBIT], [ServedRows.read(folders.items())], tmp_path)
     assert {line["equal"] for line in shown.table() if line["row"] == "Domino" and line["prompts"]} == {0.0}
 
 
@@ -94,6 +109,8 @@ def test_records_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         ({"plain": folder_of(tmp_path / "d", honest(), mixed)}, "mix set"),
     ):
         with pytest.raises(InvalidRequest, match=text):
-            ServedRows.read(folders)
+            ServedRows.read(folders.items())
     with pytest.raises(InvalidRequest, match="other prompts than plain's"):
-        ServedRows.read({"plain": plain, "Domino": fewer}).cells(EXHIBIT)
+        ServedRows.read([("plain", plain), ("Domino", fewer)]).cells(EXHIBIT)
+    with pytest.raises(InvalidRequest, match="another folder of this row has letters with 1 in flight"):
+        ServedRows.read([("plain", plain), ("plain", plain)])
