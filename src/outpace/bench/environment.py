@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from outpace.api import Model
+from outpace.kernels.build import build, loaded_kernels
 from outpace.methods.catalog import build_proposer
 
 
@@ -29,7 +30,8 @@ def client_environment() -> dict[str, Any]:
 def environment(
     device: torch.device, dtype: torch.dtype, quantize: str = "none", kv_cache_dtype: str = "auto"
 ) -> dict[str, Any]:
-    """Hardware, threads, versions and git revision, for a record."""
+    """Hardware, threads, versions and git revision, and the level of the CPU's compiled kernels, None where passes run
+    without them, for a record."""
     gpu = {"hardware": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         **_host("outpace", "torch", "transformers"),
@@ -39,6 +41,7 @@ def environment(
         "dtype": str(dtype).removeprefix("torch."),
         "quantize": quantize,
         "kv_cache_dtype": kv_cache_dtype,
+        "cpu_kernels": build().level if device.type == "cpu" and loaded_kernels() is not None else None,
     }
 
 

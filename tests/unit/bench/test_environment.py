@@ -15,6 +15,7 @@ from outpace.bench.environment import held_mb
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
+from outpace.kernels.build import VARIABLE, build
 from outpace.methods.stores import matrix_of
 from outpace.models.layers.linear import PackedLinear
 from outpace.models.reference import TransformersReference
@@ -106,3 +107,12 @@ def test_an_installed_copy_is_of_no_commit(tmp_path: Path, monkeypatch: pytest.M
     assert len(environment.git("rev-parse", "HEAD") or "") == 40
     monkeypatch.setenv("PATH", "")
     assert environment.git("rev-parse", "HEAD") is None
+
+
+def test_a_record_names_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a run without compiled kernels that is continued with them, as if both were one setting."""
+    levels = []
+    for switched in ("on", "off"):
+        monkeypatch.setenv(VARIABLE, switched)
+        levels.append(environment.environment(torch.device("cpu"), torch.float32)["cpu_kernels"])
+    assert levels == [build().level or None, None]

@@ -128,10 +128,14 @@ class RecordFolder:
 
 
 def _made(settings: Mapping[str, Any], names_machine: bool) -> str:
-    """The machine, unless a source's name suffices, threads, versions and git revision of records, in one line."""
+    """The machine, unless a source's name suffices, threads, versions, git revision and kernels of records, in one
+    line."""
     versions = {name: number for name, number in settings["versions"].items() if number is not None}
     made = [f"{name} {number}" for name, number in versions.items()]
     made += [f"git {settings['git']}"] if settings.get("git") else []
+    if settings.get("device") == "cpu" and "cpu_kernels" in settings:  # older records do not say
+        level = settings["cpu_kernels"]
+        made.append("no compiled kernels" if level is None else f"compiled kernels of level {level}")
     machine = [settings["hardware"]] if names_machine else []
     return ", ".join([*machine, f"{settings['threads']} threads", *made])
 

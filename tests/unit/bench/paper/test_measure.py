@@ -345,6 +345,18 @@ def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther (the target's first layers)"}
 
 
+def test_a_report_says_whether_compiled_kernels_ran(suite: Callable[[], Suite]) -> None:
+    """Guards against times with and without compiled kernels that nobody can tell apart."""
+    own = suite()
+    shown(own, exhibit())
+    for file, level in zip(sorted(own.folder.glob("records/*/*/settings.json")), ("v3", None), strict=True):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"cpu_kernels": level}))
+    about = " ".join(RecordFolder.read(own.folder).about())
+    assert "compiled kernels of level v3" in about
+    assert "no compiled kernels" in about
+    assert "not measured together" in about
+
+
 def test_a_share_is_shown_for_each_set(tmp_path: Path) -> None:
     """Guards against one set's share of retrieval under the name of all: of 15 candidates, below 1/15 is none; and
     against settings of a replaced row that were never filled in."""
