@@ -158,6 +158,23 @@ def test_texts_name_the_draft_vocabulary_of_every_target() -> None:
             assert {size for size in sizes if size in text} in (set(), sizes), f"{exhibit.name}: {text}"
 
 
+def test_a_gain_that_other_data_more_than_doubles_is_named() -> None:
+    """Guards against a gain that is put down to the design alone, while with the same data it is less than half."""
+    tables = {one.name: one for one in read_exhibits("domino")}
+    gains = {}
+    for name, rows in (("table 2", ("Domino (16)", "DFlash (16)")), ("table 3", ("Domino", "DFlash"))):
+        own = {
+            (value.run, value.row): value.sets["gsm8k"]
+            for value in tables[name].values
+            if value.of == "Qwen3-8B" and value.metric == "speedup"
+        }
+        runs = {run for run, _ in own} - {"1 in flight"}
+        gains[name] = [own[run, rows[0]] / own[run, rows[1]] - 1 for run in runs]
+    assert max(gains["table 3"]) < 0.5 * min(gains["table 2"])
+    (claim,) = [one for one in tables["table 3"].claims if "training-data differences" in one.quote]
+    assert claim.contradiction is not None
+
+
 def test_acceptance_is_judged_at_one_level() -> None:
     """Guards against means over levels, in which the prompts that all levels measure count once for each."""
     (table,) = [one for one in read_exhibits("domino") if one.name == "table 3"]
