@@ -118,7 +118,7 @@ class _Drawing:
         spread = [0.0 if one is None else one.deviation or 0.0 for one in found]
         axes.barh(range(len(found)), values, xerr=spread, error_kw={"elinewidth": 0.8, "ecolor": "0.4"})
         self._name_rows(axes)
-        axes.set_xlabel(self._title(self.panel.metric))
+        axes.set_xlabel(self._title(self.panel.metric) + ", with sd over prompts" * any(spread))
 
     def _stack(self, axes: Any) -> None:
         """A horizontal bar for each row, of parts that add up."""

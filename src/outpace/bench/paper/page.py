@@ -24,7 +24,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; p
 h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-p { overflow-wrap: anywhere } td.number { white-space: nowrap } .dim { color: var(--dim) }
+p, h3 { overflow-wrap: anywhere } td.number { white-space: nowrap } .dim { color: var(--dim) }
 svg { max-width: 100%; height: auto; background: white } nav a { margin-right: .8rem; white-space: nowrap }
 td .dim { overflow-wrap: anywhere } td.row { min-width: 9rem; position: sticky; left: 0; background: Canvas }
 td.prose { min-width: 14rem }
@@ -148,7 +148,8 @@ def write_report(
     (out / "figures").mkdir(exist_ok=True)
     for first, *_ in shown:
         if first.svg is not None:
-            (out / "figures" / f"{first.exhibit.name.replace(' ', '-')}.svg").write_text(first.svg)
+            file = out / "figures" / f"{first.exhibit.name.replace(' ', '-')}.svg"
+            file.write_text(first.svg, encoding="utf-8")  # minus signs, which Windows' own encoding lacks
     (out / REPORT).write_text(_page(paper, shown, sources), encoding="utf-8")
     return [one for of_exhibit in shown for one in of_exhibit]
 
@@ -283,9 +284,10 @@ class _ExhibitTables:
             cells.append(f"<td class='number'>{self._here(line, column.metric)}</td>")
         equal = "" if line["equal"] is None else equal_share(line["equal"])
         equal += f", {line['bugs']} bugs" if line["bugs"] else ""
-        why_not = f"<span class='dim'>{escape(line['why_not'])}</span>" if line["why_not"] else ""
-        starts = escape(line["starts_with"] or "")
-        return "".join([*cells, f"<td>{line['prompts'] or why_not}</td><td>{equal}</td><td>{starts}</td>"])
+        # Without a least width a reason is a letter wide on narrow screens: its words may be broken anywhere.
+        why_not = f"<td class='prose'><span class='dim'>{escape(line['why_not'] or '')}</span></td>"
+        count = f"<td>{line['prompts'] or ''}</td>" if line["prompts"] or not line["why_not"] else why_not
+        return "".join([*cells, count, f"<td>{equal}</td><td>{escape(line['starts_with'] or '')}</td>"])
 
     def _here(self, line: dict[str, Any], metric: str) -> str:
         """A value measured here; where the paper prints only some of the sets, also theirs."""

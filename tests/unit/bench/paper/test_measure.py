@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
     assert "http" not in page.replace("http://www.w3.org", "")  # no network
     drawn = exhibit(panels=[{"kind": kind, "metric": "tokens_per_step"} for kind in ("bars", "rows")])
     write_report("graft", [drawn], [RecordFolder.read(own.folder)] * 2, own.folder)
-    ids = re.findall(r"""\bid=["']([^"']+)""", (own.folder / REPORT).read_text())
+    page = (own.folder / REPORT).read_text()
+    assert "sd over prompts" in page, "what the lines at the ends of bars are"
+    ids = re.findall(r"""\bid=["']([^"']+)""", page)
     assert len(ids) == len(set(ids)) > 20
 
 
@@ -179,15 +182,19 @@ def test_a_warm_up_is_of_the_rows_drafter(suite: Callable[[], Suite], monkeypatc
 
 
 def test_a_row_that_needs_what_is_missing_is_listed_with_the_reason(suite: Callable[[], Suite]) -> None:
-    """Guards against rows that vanish, and a verdict about them."""
+    """Guards against rows that vanish, a verdict about them, and a reason in a column that a narrow screen makes as
+    narrow as a number."""
     claims = [{"id": "G1", "text": "x", "order": ("Medusa", "TR")}]
     rows = [
         *ROWS,
         {"name": "Medusa", "method": "medusa:budget=7"},
         {"name": "Own", "method": "eagle3", "needs_drafter": "own"},
     ]
-    (found,) = shown(suite(), exhibit(rows=rows, claims=claims))
+    own = suite()
+    (found,) = shown(own, exhibit(rows=rows, claims=claims))
     why = {line["row"]: line["why_not"] for line in found.table()}
+    page = (own.folder / REPORT).read_text()
+    assert all(f"<td class='prose'><span class='dim'>{escape(why[row])}" in page for row in ("Medusa", "Own"))
     assert "drafter of kind medusa" in why["Medusa"]
     assert "--drafter own=PATH" in why["Own"]
     assert found.findings[0].verdict == "not testable here"
