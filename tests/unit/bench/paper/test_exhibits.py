@@ -210,6 +210,13 @@ def test_counted_claims_hold() -> None:
     assert all(check()[0] for check in CHECKS.values())
 
 
+def test_claims_about_trainings_say_how_many_there_are() -> None:
+    """Guards against "holds" for a way to train, from many prompts and a single training, without a word about it."""
+    (figure,) = [one for one in read_exhibits("domino") if one.name == "figure 4"]
+    compared = [one for one in figure.claims if one.order or one.falls]
+    assert all("seed" in claim.text + claim.why.get("holds", "") for claim in compared)
+
+
 DRAWN = {
     "graft": {
         (one, of) for one in ("accepted_per_step", "tokens_per_second") for of in ("humaneval", "gsm8k", "mtbench")
