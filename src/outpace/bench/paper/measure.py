@@ -21,7 +21,7 @@ from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.paper.verdicts import Cells
-from outpace.bench.records import RECORDS, RunFolder, object_of, text_of
+from outpace.bench.records import RECORDS, SETTINGS, RunFolder, object_of, text_of
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
@@ -296,6 +296,7 @@ class Suite:
         if not wanted and done:
             advance(job.tokens * len(items), False)
             return
+        self._check_prompts(job, items[run.warm :])
         plan = BenchPlan(
             (PLAIN, *wanted),
             items[run.warm :],
@@ -319,6 +320,12 @@ class Suite:
             folder.append(group)
             self._look_around()
         advance(job.tokens * left, False)  # warm prompts, where no group was left to decode
+
+    def _check_prompts(self, job: SetRun, items: Sequence[WorkItem]) -> None:
+        """Refuse to measure rows next to those that were measured on other prompts under the same name."""
+        wanted, said = {"prompts": fingerprint(items)}, f"out={str(self.folder)!r}: its records of {job.of} were made"
+        for file in sorted((self.folder / "records" / job.key).glob(f"*/{SETTINGS}")):
+            check_same({"prompts": object_of(file, text_of(file)).get("prompts")}, wanted, said)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -331,6 +331,21 @@ def test_a_folder_of_another_target_or_drafter_is_refused(suite: Callable[[], Su
             other.resume()
 
 
+def test_prompts_that_changed_are_refused(suite: Callable[[], Suite], data: Path, tmp_path: Path) -> None:
+    """Guards against new rows that are compared prompt by prompt with those of a file's earlier content, where the ids
+    and the number of prompts are the same."""
+    shown(suite(), exhibit())
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in data.iterdir():
+        (changed / file.name).write_text(file.read_text().replace("abcab", "abcba"))
+    again = suite()
+    again.prompts = PromptSets(changed)
+    more = exhibit(rows=[*ROWS, {"name": "PLD 2", "method": "lookup:budget=2"}])
+    with pytest.raises(InvalidRequest, match="its records of letters were made with prompts='3 prompts"):
+        again.measure([more], lambda count, is_new: None, "today")
+
+
 def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     """Guards against rows of a machine and a drafter under the name of those that measured last, and against a draft
     model that was not given and is no model of its own."""
