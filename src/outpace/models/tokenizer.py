@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import DecodeStream
@@ -37,9 +38,13 @@ def read_tokenizer(location: Location) -> "TextCodec":
     try:
         if location.gguf is not None:
             return TextCodec(tokenizer_of(location.gguf.values), location.name)
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        tokenizer = AutoTokenizer.from_pretrained(folder_of(location), trust_remote_code=False)
+        folder = folder_of(location)
+        # The classes that `AutoTokenizer` takes by name read the vocabulary of tokenizer.json alone, and split text by
+        # rules of their own: DeepSeek's distilled Llama, as SentencePiece, would lose its spaces and line breaks.
+        reader: Any = PreTrainedTokenizerFast if Path(folder, "tokenizer.json").is_file() else AutoTokenizer
+        tokenizer = reader.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         why, remedy = " ".join(str(error).split()), "" if location.gguf is not None else "; add its tokenizer.json"
         raise ModelError(f"{location.name}: its tokenizer cannot be loaded: {why}{remedy}") from error

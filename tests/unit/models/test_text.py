@@ -1,5 +1,6 @@
 """Text in and out: pieces of a stream add up, chat templates fail with a reason, grammars know the bytes of tokens."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from outpace.models.loading.registry import Location
 from outpace.models.plain_tokenizer import PlainTokenizer
 from outpace.models.tokenizer import Pieces, TextCodec, grammar_tokenizer, read_tokenizer
 from outpace.sampling.grammar import Grammars
-from tests.unit.models.tiny import byte_tokenizer
+from tests.unit.models.tiny import byte_tokenizer, tiny_config
 
 CODEC = TextCodec(byte_tokenizer(), "tiny")
 TEXTS = ["plain", "Grüße, 世界!", "😀👩‍👩‍👧 e\u0301", " leading  and\n\ttrailing ", "a" + "é" * 40]
@@ -131,6 +132,23 @@ def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: 
     with pytest.raises(ModelError, match=r"none of: \(1\) a \(2\) b; add its tokenizer\.json") as refused:
         read_tokenizer(Location("m", str(tmp_path)))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "GPT2Tokenizer"])
+def test_a_folder_splits_text_as_its_tokenizer_json_says(name: str, tmp_path: Path) -> None:
+    """Guards against spaces and line breaks that get lost, as of DeepSeek's distilled Llama, and digits joined to the
+    spaces before them, as of SmolLM2: the classes that tokenizer_config.json names have rules of their own."""
+    backend = Tokenizer(BPE({"Ġ": 0, "Ċ": 1, "1": 2, "a": 3, "ĠĠ": 4}, [("Ġ", "Ġ")]))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
+    tiny_config("llama").save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": name}))
+    codec = read_tokenizer(Location("m", str(tmp_path)))
+    assert codec.encode("a  1\n1 a") == [3, 4, 2, 1, 2, 0, 3]
+    assert codec.decode([3, 4, 2, 1, 2, 0, 3]) == "a  1\n1 a"
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
