@@ -104,6 +104,19 @@ def test_the_config_of_a_plain_llama_is_that_of_transformers(tmp_path: Path) -> 
     assert {key for key in found | reference if found.get(key) != reference.get(key)} <= _ABOUT
 
 
+def test_bases_of_rotations_by_the_keys_of_ollama(tmp_path: Path) -> None:
+    """Guards against Gemma 3's global layers rotated a hundred times too fast, by llama.cpp's default for a key that
+    files of Ollama's do not have."""
+    write_model(tmp_path / "m.gguf", case("gemma3_text"))
+    file = read_gguf(tmp_path / "m.gguf")
+    for key in ("freq_base", "freq_base_swa"):
+        file.values.pop(f"gemma3.rope.{key}", None)
+    file.values |= {"gemma3.rope.global.freq_base": 1e6, "gemma3.rope.local.freq_base": 2e4}
+    found: Any = config_of(file, "m")
+    thetas = {kind: one["rope_theta"] for kind, one in found.rope_parameters.items()}
+    assert thetas == {"full_attention": 1e6, "sliding_attention": 2e4}
+
+
 def test_it_takes_milliseconds(tmp_path: Path) -> None:
     """Guards against a config that parses the vocabulary again."""
     file = read_gguf(write_tiny_gguf(tmp_path / "m.gguf"))

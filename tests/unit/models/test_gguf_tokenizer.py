@@ -175,6 +175,15 @@ def test_sentencepiece_vocabularies_join_by_score() -> None:
     assert bare.decode(bare.encode(" x")) == " x"
 
 
+def test_gemma_begins_without_a_space_in_files_that_do_not_say() -> None:
+    """Guards against a space before every text and behind every token of a turn: Ollama's files of Gemma do not say
+    that there is none."""
+    values = pieces_values(add_bos_token=False) | {"general.architecture": "gemma3"}
+    assert codec_of(values).encode("def add") == greedy_pieces("def add", values, "")
+    said = values | {"tokenizer.ggml.add_space_prefix": True}
+    assert codec_of(said).encode("def add") == greedy_pieces("def add", values)
+
+
 @pytest.mark.parametrize("values", [byte_level_values(trained(of_bytes()), "gpt-2"), pieces_values()])
 def test_special_tokens_by_their_type(values: dict[str, Any], tmp_path: Path) -> None:
     """Guards against control tokens read as text, markers of tools that answers lose, and a BOS that is there twice or

@@ -152,13 +152,18 @@ class _Reader:
     def rotation(self, family: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The field rope_parameters."""
         size = fields.get("head_dim") or fields["hidden_size"] // max(fields["num_attention_heads"], 1)
-        found = {"rope_theta": self.get("rope.freq_base", _DEFAULT_THETA)} | self._scaling(size)
+        found = {"rope_theta": self._theta("freq_base", "global.freq_base")} | self._scaling(size)
         if family in _PARTIAL_ROTATION:
             found["partial_rotary_factor"] = self.get("rope.dimension_count", size) / max(size, 1)
         if family == "gemma3_text":
-            local = {"rope_theta": self.get("rope.freq_base_swa", _DEFAULT_THETA), "rope_type": "default"}
+            local = {"rope_theta": self._theta("freq_base_swa", "local.freq_base"), "rope_type": "default"}
             return {"full_attention": found, "sliding_attention": local}
         return found
+
+    def _theta(self, key: str, of_ollama: str) -> float:
+        """The base of a rotation. Ollama's converter has keys of its own for Gemma 3."""
+        theta: float = self.get(f"rope.{key}", self.get(f"rope.{of_ollama}", _DEFAULT_THETA))
+        return theta
 
     def _scaling(self, size: int) -> dict[str, Any]:
         """How the rotation is scaled for long contexts."""

@@ -142,7 +142,9 @@ def _sentencepiece(values: Mapping[str, Any], tokens: list[str], unknown: str | 
     else:
         raise ModelError("tokenizer.ggml.scores is missing or has another length than the tokens; use another file")
     backend = Tokenizer(BPE(_ids(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    begins = bool(values.get("tokenizer.ggml.add_space_prefix", True))
+    # Ollama's converter leaves it out, and Gemma's texts begin without a space.
+    usual = not str(values.get("general.architecture")).startswith("gemma")
+    begins = bool(values.get("tokenizer.ggml.add_space_prefix", usual))
     spaces = normalizers.Replace(" ", _SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if begins else spaces
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
