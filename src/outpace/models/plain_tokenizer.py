@@ -20,7 +20,8 @@ class PlainTokenizer:
 
     Args:
         backend: whose special tokens are added already.
-        chat_template: in Jinja; None for none.
+        chat_template: in Jinja; or two, "default" and "tool_use", the second for conversations with tools; None for
+            none.
         roles: tokens by role: bos, eos, unk, pad.
         control: other tokens that are never shown.
     """
@@ -28,7 +29,11 @@ class PlainTokenizer:
     is_fast = True
 
     def __init__(
-        self, backend: Tokenizer, chat_template: str | None, roles: Mapping[str, str], control: Sequence[str]
+        self,
+        backend: Tokenizer,
+        chat_template: str | Mapping[str, str] | None,
+        roles: Mapping[str, str],
+        control: Sequence[str],
     ) -> None:
         self.backend_tokenizer, self.chat_template = backend, chat_template
         self.special_tokens_map = {f"{role}_token": token for role, token in roles.items()}
@@ -67,7 +72,9 @@ class PlainTokenizer:
         """
         if not messages or self.chat_template is None:
             raise ValueError("a conversation needs at least one message, and a chat template")
-        return _compiled(self.chat_template).render(
+        template = self.chat_template
+        source = template if isinstance(template, str) else template["tool_use" if tools else "default"]
+        return _compiled(source).render(
             messages=messages,
             tools=tools,
             documents=None,

@@ -225,6 +225,19 @@ def test_streams_pieces_and_grammars_work_on_it(values: dict[str, Any]) -> None:
         assert grammar.decode_bytes(ids).removeprefix(b" ") == text.encode().removeprefix(b" ")
 
 
+def test_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
+    """Guards against tools that a model never sees, or that a server refuses: Hermes' files have a second template for
+    them, as folders do; also after saving, as an export does."""
+    values = byte_level_values(trained(of_bytes()), "gpt-2")
+    plain, both = codec_of(values), codec_of(values | {"tokenizer.chat_template.tool_use": "{{ tools | tojson }}"})
+    both.tokenizer.save_pretrained(tmp_path)
+    for codec in (both, TextCodec(AutoTokenizer.from_pretrained(tmp_path), "again")):
+        messages = [{"role": "user", "content": "Hi"}]
+        assert codec.render_chat(messages) == plain.render_chat(messages)
+        assert codec.render_chat(messages, [{"name": "f"}]) == '[{"name": "f"}]'
+        assert codec.template_fingerprint() == both.template_fingerprint()
+
+
 def test_phi3_takes_the_white_space_behind_its_tokens() -> None:
     """Guards against line breaks of Phi 3's chat template that its training never had."""
     values = pieces_values(add_bos_token=False)
