@@ -4,6 +4,7 @@ Transformers takes 20 to 40 seconds for a vocabulary of 150,000, splits text by 
 `tokenizer.ggml.pre`, and knows only some of the special tokens.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,6 +118,13 @@ def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping
 
 def _byte_level(values: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     """A vocabulary whose tokens are bytes, written as GPT-2 does."""
+    if "tokenizer.ggml.pre" not in values:
+        warnings.warn(
+            f"{values.get('general.name', 'a GGUF file')}: tokenizer.ggml.pre is missing, as in files of before May "
+            "2024: text is split by llama.cpp's default rule, which is not that of Llama 3, Qwen or DeepSeek, and "
+            "answers may be worse; take a newer file of this model",
+            stacklevel=2,
+        )
     split = values.get("tokenizer.ggml.pre", "default")
     if split not in _SPLITS:
         raise ModelError(
