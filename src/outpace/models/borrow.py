@@ -10,7 +10,7 @@ from torch import nn
 from outpace.lib.errors import InvalidRequest, UnsupportedModel
 from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.draft import DraftModel, draft_model_of, warn_if_shorter
-from outpace.models.families import check_supported
+from outpace.models.families import check_supported, positions_of
 from outpace.models.packed import PackedModel
 from outpace.models.target import PackedTarget
 
@@ -48,7 +48,7 @@ def borrow_draft_model(model: "PreTrainedModel", target: PackedModel) -> DraftMo
     Raises:
         UnsupportedModel, InvalidRequest: as `borrow_target`.
     """
-    limit = min(model.config.get_text_config().max_position_embeddings, target.max_length)
+    limit = min(positions_of(model.config), target.max_length)
     warn_if_shorter(type(model).__name__, limit, target.max_length)
     with torch.no_grad():
         return draft_model_of(_shared_copy(model), limit, target.max_slots, pack=False)

@@ -17,7 +17,7 @@ from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
 from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError, first_line
 from outpace.models.attention import ATTENTION_NAME, register_attention
-from outpace.models.families import check_supported
+from outpace.models.families import check_supported, positions_of
 from outpace.models.head import LmHead
 from outpace.models.layers.linear import layers_for
 from outpace.models.layers.prepare import prepare, prepare_decoder
@@ -143,7 +143,7 @@ def load_draft_model(name: str | None, target: PackedModel, codec: TextCodec) ->
     whole = read_config(location)
     config = whole.get_text_config()
     check_supported(config)
-    limit = min(config.max_position_embeddings, target.max_length)
+    limit = min(positions_of(config), target.max_length)
     if is_bare(config, name):
         bare = _read_bare(Path(folder_of(location, WEIGHTS), WEIGHTS), config, target, codec, name)
         decoder = prepare_decoder(bare, layers_for(bare.dtype, bare.device))

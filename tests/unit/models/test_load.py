@@ -13,6 +13,7 @@ from huggingface_hub import constants
 import outpace
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.models.families import positions_of
 from outpace.models.loading import load
 from outpace.models.loading.load import load_target
 from outpace.models.loading.precision import check_kv_cache_dtype, choose_device, choose_dtype
@@ -176,6 +177,18 @@ def test_the_models_limit_and_the_users_shorter_one(checkpoint: Path) -> None:
     assert load_target(str(checkpoint), "float32", "cpu", 1, 1)[0].max_length == 1
     for longest, expected in ((40, 40), (999, 256)):  # as in training, which needs no memory for more
         assert load_target(str(checkpoint), "float32", "cpu", None, 1, longest=longest)[0].max_length == expected
+
+
+def test_yarn_adds_positions_to_those_of_a_config(tmp_path: Path) -> None:
+    """Guards against prompts of more than 32,768 tokens refused by Qwen2.5 and Qwen3 with YaRN in their configs, added
+    as their model cards say, which leave max_position_embeddings as it is."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    folder = save_tiny_model(tmp_path / "m", max_position_embeddings=64, rope_parameters=yarn)
+    assert load_target(str(folder), "float32", "cpu", None, 1)[0].max_length == 256
+    with pytest.raises(InvalidRequest, match="positions for 1 to 256 tokens"):
+        load_target(str(folder), "float32", "cpu", 257, 1)
+    assert positions_of(tiny_config("llama", rope_parameters=yarn)) == 512, "a config with all of its positions"
+    assert positions_of(tiny_config("llama", rope_parameters=yarn | {"factor": 1e300})) == 512
 
 
 def test_the_limit_of_memory(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

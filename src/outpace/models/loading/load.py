@@ -6,7 +6,7 @@ from outpace.cache.memory import SHARE, free_bytes
 from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.families import check_supported
+from outpace.models.families import check_supported, positions_of
 from outpace.models.loading.config import read_config, refuse_bare
 from outpace.models.loading.gguf_tokenizer import end_ids
 from outpace.models.loading.precision import (
@@ -69,7 +69,7 @@ def load_target(
     config = read_config(location)
     refuse_bare(config, name)
     check_supported(config)
-    limit = config.get_text_config().max_position_embeddings
+    limit = positions_of(config)
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
     limit = limit if longest is None else min(limit, longest)
