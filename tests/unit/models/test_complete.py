@@ -87,6 +87,17 @@ def test_configs_that_are_not_the_weights_are_named(field: str, value: Any, comp
         answer(folder)
 
 
+@pytest.mark.parametrize("attention", ["flash_attention_2", "kernels-community/flash-attn2"])
+def test_the_attention_of_a_config_is_not_used(attention: str, tmp_path: Path) -> None:
+    """Guards against whole checkpoints refused because a package is absent that nobody needs, and against code that a
+    config makes transformers fetch from the hub."""
+    folder = save_tiny_model(tmp_path / "m")
+    wanted = answer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": attention}))
+    assert answer(folder) == wanted
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_checkpoints_with_tied_heads_load(family: str, tmp_path: Path) -> None:
     """Guards against a check that refuses what is whole: tied heads, fused experts, other names for the same. Heads of

@@ -179,6 +179,7 @@ def _check_tensors(config: PretrainedConfig, found: Mapping[str, TensorInfo], na
             state_dict=tensors,
             device_map="meta",
             dtype=torch.float32,
+            attn_implementation="eager",  # not the config's, which may be a package that is absent or code on the hub
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
