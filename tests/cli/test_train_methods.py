@@ -322,6 +322,21 @@ def test_a_killed_run_goes_on_to_the_same_bits(target: Path, prompts: Path, answ
     assert curves[0] == curves[1]
 
 
+@pytest.mark.thorough
+def test_every_process_has_the_whole_target(target: Path, prompts: Path, answers: Path, tmp_path: Path) -> None:
+    """Guards against a target of zeros in all processes but the first, as `accelerate launch --use_fsdp` makes
+    transformers load it."""
+    run("medusa", target, prompts, tmp_path / "one", "--answers", str(answers))
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "outpace"]
+    line += arguments("medusa", target, prompts, tmp_path / "two", "--answers", str(answers))
+    launched = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    environment = os.environ | launched | {"PYTHONPATH": str(Path(outpace.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, env=environment, timeout=240, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = ([each["loss"] for each in read_log(tmp_path / name) if "loss" in each] for name in ("one", "two"))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
 def capture(method: str, target: Path, prompts: Path | str, answers: Path, out: Path, *more: str) -> Any:
     options = [*given(target, prompts), "--answers", str(answers), "--out", str(out)]
     result = command("train", "capture", method, *options, *SMALL, *NET.get(method, ()), *more)

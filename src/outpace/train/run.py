@@ -1,6 +1,7 @@
 """A training run, from names to a drafter: answers, sequences, target, objective, trainer."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -357,6 +358,9 @@ def _accelerator(run: Run) -> Accelerator:
         )
     precision = training_precision(run.settings.training.precision, device)
     run.out.mkdir(parents=True, exist_ok=True)
+    # Every process needs the whole target. `accelerate launch --use_fsdp` turns this on, and transformers would then
+    # fill the target with zeros in all processes but the first.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     # All accelerators of a process share precision and device; those of an earlier run must not apply.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     return Accelerator(
