@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -227,6 +227,10 @@ class Trainer:
         steps = self.sampler.steps(settings.epochs)
         self.steps = min(steps, settings.max_steps or steps)
         made = make_optimizers(objective.net, settings)
+        if accelerator.is_fsdp2:
+            # Accelerate's policy casts losses, their weights and gradients to bfloat16, and adds passes up in it.
+            # Autocast alone computes in bfloat16, as with a single process.
+            accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
         self._module, *self._optimizers = accelerator.prepare(objective, *made)
         self._schedules = [schedule_of(optimizer, settings, self.steps) for optimizer in made]
         accelerator.register_for_checkpointing(*self._schedules)

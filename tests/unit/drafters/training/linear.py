@@ -3,6 +3,7 @@
 Run as a program it trains on as many processes as `torch.distributed.run` starts.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -80,9 +81,14 @@ def trainer(
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out, how = Path(sys.argv[1]), sys.argv[2]
-    sharding = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP") if how == "fsdp" else None
+    sharding = None
+    if how != "copies":
+        sharding = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+        if how == "fsdp in bfloat16":
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
+            sharding.set_mixed_precision("bf16")  # as Accelerate does, but only on GPUs
     trained = trainer(out, plugin=sharding, micro_batch_size=2)
-    assert all(isinstance(one, DTensor) == (how == "fsdp") for one in trained._module.parameters())
+    assert all(isinstance(one, DTensor) == (how != "copies") for one in trained._module.parameters())
     try:
         trained.run()
     finally:  # as `train.run` does: threads of a process group that outlive it end the process by SIGABRT, now and then
