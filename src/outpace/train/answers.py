@@ -264,7 +264,10 @@ class EndpointAnswerer:
 
 def _end_of_turn(codec: TextCodec, eos: Sequence[int]) -> int | None:
     """The EOS id with which the chat template ends an answer, else the first one; None without any. Llama 3 and Gemma
-    name the end of a text first, and their answers in a chat end with another id."""
+    name the end of a text first, and their answers in a chat end with another id. Phi 3 also names the id that begins
+    an answer."""
     talk = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
-    ids = codec.encode_chat(talk) if codec.tokenizer.chat_template else []
-    return next((token for token in reversed(ids) if token in eos), next(iter(eos), None))
+    ids = list[int]()
+    if codec.tokenizer.chat_template:
+        ids = codec.encode_chat(talk)[len(codec.encode_chat(talk[:1])) :]  # from the answer on
+    return next((token for token in ids if token in eos), next(iter(eos), None))

@@ -102,12 +102,13 @@ def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: 
 
 def test_an_answer_ends_as_the_chat_template_ends_it(tmp_path: Path) -> None:
     """Guards against the end of a text behind an answer that ended a turn: Llama 3 and Gemma have an id for each, and a
-    drafter would learn one that never comes."""
-    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
+    drafter would learn one that never comes. Phi 3 also names the id that begins an answer."""
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant!"
     codec, items = TextCodec(byte_tokenizer(template), "tiny"), [ITEMS[0], ITEMS[2]]
+    (begins,) = codec.encode("!")
     reply = Reply([{"choices": [{"text": "hi", "finish_reason": "stop"}]}])
     with serving(lambda path, body: reply) as seen:
-        answerer = EndpointAnswerer(seen.url, "tiny", codec, (7, 0), PARAMS, concurrency=1)
+        answerer = EndpointAnswerer(seen.url, "tiny", codec, (7, begins, 0), PARAMS, concurrency=1)
         made = {one.id: one.answers for one in regenerate(items, AnswerStore(tmp_path, ABOUT), answerer)}
     text = tuple(codec.encode("hi"))
     assert made == {"one": ((*text, 0),), "raw": ((*text, 7),)}
