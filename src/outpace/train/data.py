@@ -57,7 +57,7 @@ def training_samples(
                 mask = torch.arange(len(ids)) >= len(prompt)
                 # The hash excludes the prompt's ids: chat templates may contain the date.
                 source = _hash(f"{item.digest}/{conversation.answers[: turn + 1]}").hex()
-                yield TrainingSample(f"{item.id}/{turn}", ids, mask, source)
+                yield TrainingSample(f"{item.id}/{turn}", ids, mask, source, item.digest)
 
 
 def encode_prompt(codec: TextCodec, item: WorkItem, turn: int, texts: list[str]) -> list[int]:
@@ -72,10 +72,14 @@ class SampleSet(Dataset[TrainingSample]):
     def __init__(self, samples: Iterable[TrainingSample]) -> None:
         self.names: list[str] = []
         self._sources: list[str] = []
+        self._firsts: list[str] = []  # of each sequence, the first of the prompts that ask the same
+        known: dict[int, str] = {}
         starts, prompts, pieces = [0], [], []
         for sample in samples:
             self.names.append(sample.name)
             self._sources.append(sample.source)
+            prompt = _prompt_of(sample.name)
+            self._firsts.append(known.setdefault(sample.asked, prompt) if sample.asked else prompt)
             pieces.append(sample.ids.numpy().astype(np.int32))
             prompts.append(int((~sample.mask).sum()))
             starts.append(starts[-1] + len(sample.ids))
@@ -105,6 +109,11 @@ class SampleSet(Dataset[TrainingSample]):
         """Number of conversations, each of one sequence or more."""
         return len({_prompt_of(name) for name in self.names})
 
+    @property
+    def distinct(self) -> int:
+        """Number of different prompts."""
+        return len(set(self._firsts))
+
     def without(self, left_out: Sequence[int]) -> list[int]:
         """Indices of all sequences except these."""
         out = set(left_out)
@@ -112,9 +121,10 @@ class SampleSet(Dataset[TrainingSample]):
 
     def held_out(self, count: int) -> tuple[int, ...]:
         """Indices of sequences to measure on and not to train on: those of the `count` prompts with the lowest hashes
-        of ids. All turns of a conversation are held out together, as later ones contain earlier ones."""
-        prompts = held_out_ids(map(_prompt_of, self.names), count)
-        chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
+        of ids. All turns of a conversation are held out together, as later ones contain earlier ones; and all prompts
+        that ask the same, as training on one would teach the answers to the others."""
+        prompts = held_out_ids(self._firsts, count)
+        chosen = [index for index, first in enumerate(self._firsts) if first in prompts]
         if len(chosen) >= len(self):
             raise InvalidRequest(
                 f"data.held_out={count}: leaves nothing of {len(self)} sequences to train on; give more prompts or "
@@ -125,9 +135,9 @@ class SampleSet(Dataset[TrainingSample]):
     def halves(self, held_out: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Held-out sequences for choosing a drafter, and for reporting, alternating by prompt: the best of many
         measurements is biased on the prompts that chose it."""
-        prompts = sorted({_prompt_of(self.names[index]) for index in held_out}, key=_hash)
+        prompts = sorted({self._firsts[index] for index in held_out}, key=_hash)
         choosing = set(prompts[::2])
-        chosen = tuple(index for index in held_out if _prompt_of(self.names[index]) in choosing)
+        chosen = tuple(index for index in held_out if self._firsts[index] in choosing)
         return chosen, tuple(index for index in held_out if index not in set(chosen))
 
     def facts(self, indices: Sequence[int], vocab_size: int, special: Sequence[int]) -> Facts:

@@ -119,7 +119,7 @@ def train(
         check_disk(run.out, needed, "states and drafter")
         length = run.settings.training.model_dump(include=LENGTH)
         about = {**_notes(accelerator), "data": _sizes(samples, held_out), "length": length}
-        count = run.settings.data.held_out_of(samples.prompts)
+        count = run.settings.data.held_out_of(samples.distinct)
         claim(run.out, _dependencies(run, items, folder, codec, count), about)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
@@ -241,7 +241,7 @@ def sequences(
 ) -> tuple[SampleSet, tuple[int, ...]]:
     """A run's sequences, and which are held out."""
     samples = join(items, answers, codec, target.vocab_size, longest_of(run, target))
-    return samples, samples.held_out(run.settings.data.held_out_of(samples.prompts))
+    return samples, samples.held_out(run.settings.data.held_out_of(samples.distinct))
 
 
 def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: int, max_length: int) -> SampleSet:

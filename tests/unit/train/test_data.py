@@ -54,6 +54,19 @@ def test_held_out_prompts_stay_held_out() -> None:
         many.held_out(40)
 
 
+def test_a_prompt_that_is_there_twice_is_on_one_side() -> None:
+    """Guards against drafters that are measured on prompts whose answers they were trained on, under another id."""
+    samples = SampleSet(replace(sample(f"p{at}/0", 2, 3), asked=1 + at % 20) for at in range(40))
+    assert (samples.prompts, samples.distinct) == (40, 20)
+    held = samples.held_out(5)
+    asked = [{int(samples.names[at][1:-2]) % 20 for at in side} for side in (held, samples.without(held))]
+    assert [len(side) for side in asked] == [5, 15]
+    assert not asked[0] & asked[1]
+    halves = [{int(samples.names[at][1:-2]) % 20 for at in half} for half in samples.halves(held)]
+    assert [len(half) for half in halves] == [3, 2]
+    assert not halves[0] & halves[1]
+
+
 def test_facts_count_supervised_tokens() -> None:
     """Guards against a draft vocabulary of prompt words, and a mask token that occurs in prompts."""
     kept = SampleSet([sample("a/0", 2, 2), sample("b/0", 1, 2, 2), sample("c/0", 1, 1, 8)])

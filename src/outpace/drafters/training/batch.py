@@ -16,12 +16,14 @@ class TrainingSample:
         ids: [T] int64, prompt and answer.
         mask: [T] bool, true for tokens that the target generated: the only ones a loss supervises.
         source: a hash of prompt and answer before truncation; empty for a sample of which nothing is stored.
+        asked: `WorkItem.digest` of the prompt; 0 if it is not known.
     """
 
     name: str
     ids: Tensor
     mask: Tensor
     source: str = ""
+    asked: int = 0
 
     @property
     def key(self) -> str:
