@@ -332,7 +332,9 @@ class Trainer:
         batch = batch.to(target.device)
         if self._data.stored is not None:
             return batch
-        return replace(batch, features=target.features(batch.ids, batch.lengths, self._objective.taps))
+        # In the target's own precision also where a measurement computes in the training's.
+        with torch.autocast(target.device.type, enabled=False):
+            return replace(batch, features=target.features(batch.ids, batch.lengths, self._objective.taps))
 
     def _measure(self) -> None:
         """Simulate on held-out sequences, and write the drafter if it is the best so far on the choosing half."""

@@ -100,6 +100,22 @@ def test_a_drafter_is_not_chosen_by_the_prompts_it_is_quoted_on(
     assert [line["held_out"]["best"] for line in read_log(tmp_path) if "held_out" in line] == [1.1, 1.1]
 
 
+def test_the_target_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a target of float32 or float16 that computes in bfloat16 while a drafter is measured, unlike in
+    training and drafting: figures of other hidden states, and on GPUs an error of attention's kernel for float16."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    seen, features = list[bool](), tiny.frozen().features
+
+    def watched(*given: Any) -> Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return features(*given)
+
+    monkeypatch.setattr(tiny.frozen(), "features", watched)
+    trainer(tmp_path, max_steps=5).run()
+    assert len(seen) > 10, "steps, and a measurement"
+    assert not any(seen)
+
+
 class Biased(LinearObjective):
     """With a matrix for Muon and a vector for AdamW."""
 
