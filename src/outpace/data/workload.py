@@ -113,4 +113,5 @@ def _read_line(name: str, number: int, line: str) -> WorkItem:
     check_flags(**{f"{where}: raw": row.get("raw", False)})
     dataset = str(row.get("dataset", Path(name).stem))
     name, category = str(row.get("id", f"{dataset}-{number}")), str(row.get("category", ""))
+    check_text(f"{where}: id", name)  # which is hashed
     return WorkItem(name, dataset, tuple(turns), row.get("raw", False), category)

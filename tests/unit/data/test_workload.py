@@ -36,6 +36,7 @@ def test_limit_ids_and_datasets(tmp_path: Path) -> None:
         ('{"turns": [""]}', "line 2: needs 'turns'"),
         ('["a"]', "line 2: needs 'turns'"),
         (r'{"turns": ["a", "cut \ud83d"]}', "line 2: turns='cut .*': character 4 is a lone surrogate"),
+        (r'{"id": "a\ud83d", "turns": ["a"]}', "line 2: id='a.*': character 1 is a lone surrogate"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
