@@ -25,6 +25,7 @@ from outpace.bench.records import RECORDS, SETTINGS, RunFolder, object_of, text_
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
+from outpace.data.workload import WorkItem, fingerprint
 from outpace.lib.checks import check_same
 from outpace.lib.errors import InvalidRequest, NoDrafter, OutpaceError
 
