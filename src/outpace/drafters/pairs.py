@@ -23,14 +23,13 @@ class PairState(SlotState):
 
     Attributes:
         features: [m, taps * H] the target's features that have no row yet.
-        tokens: ids that the waiting features' pairs need, first the one after the last committed row.
-        is_behind: rows are missing that only the next round can write.
+        tokens: [m - 1] ids that the waiting features' pairs need, first the one after the last committed row; that of
+            the last feature is shown next.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
     """
 
     features: Tensor = field(default_factory=lambda: torch.empty(0))
     tokens: list[int] = field(default_factory=list)
-    is_behind: bool = False
     is_beyond: bool = False
 
 
@@ -74,10 +73,9 @@ class PairSource(BaseSource, ABC, Generic[S]):
         return own
 
     def fork(self, state: S, slot: int, length: int) -> S:
-        features = state.features
         self.slots.kv.copy(state.slot, slot, length)
         forked = self._new_state(slot)
-        forked.features = features
+        forked.features, forked.tokens = state.features, state.tokens
         self.rewind(forked, length)
         return forked
 
@@ -93,9 +91,7 @@ class PairSource(BaseSource, ABC, Generic[S]):
         ahead."""
         self.slots.kv.truncate(state.slot, length)
         waiting = length - self.slots.kv.lengths[state.slot]
-        state.features, state.tokens = state.features[:waiting], []
-        # The tokens of waiting features are not shown again; the next round, which sees all ids, writes these rows.
-        state.is_behind = waiting > 0
+        state.features, state.tokens = state.features[:waiting], state.tokens[: max(waiting - 1, 0)]
         state.is_beyond = len(state.features) < waiting
 
     def prefill(self, states: Sequence[S], chunks: Sequence[PromptChunk]) -> None:
@@ -104,7 +100,7 @@ class PairSource(BaseSource, ABC, Generic[S]):
             # of all.
             state.tokens += chunk.tokens.tolist()[0 if len(state.features) else 1 :]
             self._keep(state, chunk.features)
-        ready = [state for state in states if state.tokens and not (state.is_behind or state.is_beyond)]
+        ready = [state for state in states if state.tokens]
         if ready:
             self._write(ready, [state.tokens for state in ready])
 
@@ -115,8 +111,8 @@ class PairSource(BaseSource, ABC, Generic[S]):
             path = torch.tensor(observation.verdict.path)
             state.tokens += observation.tree.tokens[path].tolist()[0 if len(state.features) else 1 :]  # as of a prompt
             self._keep(state, features[path])
-        # The union asks for no drafts, not even for none, in rounds that do without them.
-        known = [state for state in states if len(state.features) >= _WAITING and not state.is_behind]
+        # Rounds without drafts write no pairs.
+        known = [state for state in states if len(state.features) >= _WAITING]
         if known:
             self._write(known, [state.tokens for state in known])
 
@@ -124,14 +120,6 @@ class PairSource(BaseSource, ABC, Generic[S]):
         limits = []
         for state, request in zip(states, requests, strict=True):
             state.request = request
-        late = [
-            state
-            for state, request in zip(states, requests, strict=True)
-            if not request.budget and len(state.features) >= _WAITING and not state.is_beyond
-        ]
-        if late:
-            self._write(late, self._unwritten(late))
-        for state, request in zip(states, requests, strict=True):
             deepest = request.max_depth if self.depth is None else min(request.max_depth, self.depth)
             # Drafts start from the last feature. A round that was undone has used it up; the next round brings a new
             # one.
@@ -156,7 +144,7 @@ class PairSource(BaseSource, ABC, Generic[S]):
     def _commit(self, states: Sequence[S], rows: Sequence[Rows]) -> None:
         for state, part in zip(states, rows, strict=True):
             self.slots.kv.commit([state.slot], [range(part.count)])
-            state.features, state.tokens, state.is_behind = state.features[part.count :], [], False
+            state.features, state.tokens = state.features[part.count :], []
 
     def _keep(self, state: S, features: Tensor | None) -> None:
         assert features is not None, "needs.taps asks for features at every position"

@@ -72,6 +72,30 @@ def test_features_wait_some_at_a_time_where_no_round_begins(kind: str, monkeypat
     torch.testing.assert_close(*written)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "dart"])
+def test_a_prompt_after_accepted_drafts_is_written_as_it_comes(kind: str) -> None:
+    """Guards against a conversation's next prompt of which no pair is written before its first round, and then all in
+    one pass, because drafts were accepted in the last round of the turn before."""
+    source, ids = source_of(kind, tiny_target(tiny_config("llama"))), random_ids(60, 3)
+    features = torch.randn(60, len(source.needs.taps) * HIDDEN, generator=torch.Generator().manual_seed(1))
+    state = source.open(0)
+    source.prefill([state], [PromptChunk(torch.tensor(ids[:20]), None, features[:20])])
+    source.begin([state], [draft_request(ids[:21], 3, 3)])
+    source.expand([state], Frontier(torch.tensor(ids[20:21]), [0], [-1]), 1)
+    tree, verdict = DraftTree.chain(torch.tensor(ids[20:24])), Verdict((0, 1, 2, 3), ids[24])
+    outputs = NodeOutputs(torch.zeros(4, 4), torch.zeros(4, 1), torch.zeros(4, 1), features[20:24])
+    source.observe([state], [Observation(tree, verdict, outputs)])
+    forked, fresh = source.fork(state, 1, 23), source.open(2)
+    for chunk in (slice(23, 31), slice(31, 40)):
+        source.prefill([forked], [PromptChunk(torch.tensor(ids[chunk]), None, features[chunk])])
+        assert len(forked.features) == 1
+    source.prefill([fresh], [PromptChunk(torch.tensor(ids[:40]), None, features[:40])])
+    kv = source.slots.kv
+    assert kv.lengths[1] == kv.lengths[2] == 39
+    torch.testing.assert_close(kv.keys[:, 1, :, :39], kv.keys[:, 2, :, :39])
+    assert (len(state.features), state.tokens) == (4, ids[21:24]), "what is forked is only read"
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_prompt_waits_until_something_is_drafted_after_it(depth: int) -> None:
     """Guards against a drafter that reads the prompt for the last token of an answer, where it drafts nothing."""
