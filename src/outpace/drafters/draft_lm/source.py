@@ -131,11 +131,13 @@ class DraftLM(LanguageModelSource):
     def prefill(self, states: Sequence[DraftState], chunks: Sequence[PromptChunk]) -> None:
         fits = []
         for state, chunk in zip(states, chunks, strict=True):
-            # After a rewind a row or two may be missing; then the next round's first pass writes the prompt too.
-            is_next = self.model.length(state.slot) == state.told
+            # The row of a leaf that was accepted last is missing. After a rewind there may be more; then the next
+            # round's first pass writes the prompt too.
+            missing = state.told - self.model.length(state.slot)
             state.told += len(chunk.tokens)
-            if is_next and state.told <= self.model.max_length:
-                fits.append((state.slot, chunk.tokens))
+            if missing in (0, 1) and state.told <= self.model.max_length:
+                ids = torch.cat([chunk.tokens.new_tensor([chunk.before] * missing), chunk.tokens])
+                fits.append((state.slot, ids))
         if fits:
             self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits], self.window)
 

@@ -151,6 +151,31 @@ def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
     assert source.model.length(state.of_source.slot) == rows
 
 
+def test_a_prompt_after_an_accepted_leaf_is_written_as_it_comes() -> None:
+    """Guards against a conversation's next prompt of which no row is written before its first round, and then all in
+    that round, because the last draft of the turn before was accepted: a leaf, which has no row."""
+    target = tiny_target(tiny_config("llama"))
+    source = DraftLM(early_exit(target, 2), target.vocab_size)
+    proposer = StaticProposer(source, Chain(), 3, torch.device("cpu"))
+    state, ids = proposer.open(0), list(PROMPTS[0])
+    proposer.prefill([state], [PromptChunk(torch.tensor(ids[:-1]))])
+    (tree,) = proposer.propose([state], [draft_request(ids, 3, 9)])
+    logits = torch.zeros(4, 8)
+    outputs = NodeOutputs(logits, *reversed(logits.topk(8)))
+    proposer.observe([state], [Observation(tree, Verdict((0, 1, 2, 3), 5), outputs)])
+    known = [*ids, *tree.tokens[1:].tolist()]
+    assert source.model.length(0) == len(known) - 1
+    ids = known + random_ids(20, 3)
+    forked = proposer.fork(state, 1, len(known))
+    for first in range(len(known), len(ids), 10):
+        chunk = torch.tensor(ids[first : first + 10])
+        proposer.prefill([forked], [PromptChunk(chunk, before=ids[first - 1])])
+        assert source.model.length(1) == first + 10
+    source.model.fill([2], [torch.tensor(ids)])
+    for rows in (source.model.kv.keys, source.model.kv.values):
+        torch.testing.assert_close(rows[:, 1, :, : len(ids)], rows[:, 2, :, : len(ids)], atol=1e-4, rtol=1e-4)
+
+
 def test_many_missing_ids_are_written_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a long prompt, written by another method, in one pass: its mask takes memory with the square."""
     target, drafts, work = tiny_target(tiny_config("llama")), [], []
