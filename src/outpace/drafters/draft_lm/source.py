@@ -21,9 +21,11 @@ _AT_ONCE = 256  # most ids of a request per pass: the memory of their mask grows
 @dataclass(eq=False)
 class DraftState(SlotState):
     """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the growing
-    tree follow them as scratch. `told`: number of ids that it has received, with or without rows."""
+    tree follow them as scratch. `told`: number of ids that it has received, with or without rows. `is_late`: its first
+    round writes the rows of its prompt."""
 
     told: int = 0
+    is_late: bool = False
     scratch: Scratch = field(default_factory=Scratch)
 
 
@@ -111,7 +113,9 @@ class DraftLM(LanguageModelSource):
 
     def open(self, slot: int, alone: bool = False) -> DraftState:
         self.model.rewind_slot(slot, 0)
-        return DraftState(slot)
+        # Through a window, rows depend on those written in the same pass. Clocks and other requests decide how a prompt
+        # is divided into passes, and must not affect an answer under rejection; rounds divide it by its length alone.
+        return DraftState(slot, is_late=alone and self.window is not None)
 
     def can_fork(self, own: bool) -> bool:
         return True  # rows that are missing are written by the next round's first pass
@@ -135,7 +139,7 @@ class DraftLM(LanguageModelSource):
             # round's first pass writes the prompt too.
             missing = state.told - self.model.length(state.slot)
             state.told += len(chunk.tokens)
-            if missing in (0, 1) and state.told <= self.model.max_length:
+            if not state.is_late and missing in (0, 1) and state.told <= self.model.max_length:
                 ids = torch.cat([chunk.tokens.new_tensor([chunk.before] * missing), chunk.tokens])
                 fits.append((state.slot, ids))
         if fits:

@@ -9,6 +9,7 @@ from torch import Tensor
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import NO_TOKEN, PromptChunk
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.model_options import ModelOptions
@@ -128,6 +129,21 @@ def test_a_windowed_drafter_changes_no_answer(kind: str, temperature: float) -> 
         together = decode(Engine(target, prefill_chunk=8), PROMPTS, params, [proposer] * 3)
         assert [one.generated for one in together] == [one.generated for one in plain]
         assert all(one.metrics.drafted for one in together)
+
+
+def test_how_a_prompt_is_divided_changes_no_draft_under_rejection() -> None:
+    """Guards against an answer under rejection, where drafts affect it, that follows clocks and neighbours: they decide
+    how many rows of a prompt a pass writes, and through a window a draft model's rows see those of their own pass."""
+    found = []
+    for size in (29, 7):
+        source, ids = windowed("draft-lm", tiny_target(tiny_config("llama")), WINDOW), PROMPTS[0]
+        state = source.open(0, alone=True)
+        for first in range(0, 29, size):
+            before = ids[first - 1] if first else NO_TOKEN
+            source.prefill([state], [PromptChunk(torch.tensor(ids[first : min(first + size, 29)]), before=before)])
+        source.begin([state], [draft_request(ids, 20, 4)])
+        found.append(source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3).log_probs)
+    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
 
 
 def test_a_window_leaves_short_contexts_whole() -> None:
