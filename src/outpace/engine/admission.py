@@ -213,4 +213,6 @@ def _goes_on(session: Session, found: Written, length: int) -> bool:
 
 def _written(session: Session) -> Written:
     assert session.slot is not None, "a waiting request has written nothing"
-    return Written(session.slot, session.ids[: session.written], session.proposer, session.state)
+    # A state that is never forked, such as a private matrix of megabytes, ends with its request.
+    state = session.state if session.proposer.can_fork(True) else None
+    return Written(session.slot, session.ids[: session.written], session.proposer, state)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -149,6 +150,19 @@ def test_methods_share_what_they_can() -> None:
         assert_plain(session)
         reused.append(session.metrics.reused_tokens)
     assert reused == [0, 40, 40, 0, 40], "the union wants to see the prompt, and no other request of it was there"
+
+
+def test_a_private_matrix_ends_with_its_request() -> None:
+    """Guards against megabytes that a cached slot holds for a state that no request may be forked from."""
+    engine = mindful()
+    session = ask(engine, SYSTEM, named(PRIVATE, VOCAB))
+    engine.step()
+    matrix = ref(session.state.of_source)
+    run_all(engine, [session])
+    assert matrix() is None
+    other = ask(engine, [*SYSTEM, 5], EmptyDraft())
+    run_all(engine, [other])
+    assert other.metrics.reused_tokens == 40, "its rows are shared as before"
 
 
 def begun(engine: Engine, proposer: Any, steps: int, is_cancelled: bool = False, rest: Sequence[int] = REST) -> Session:
