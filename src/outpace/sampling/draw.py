@@ -248,7 +248,8 @@ def rejection(
     without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
     point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted distribution
     equals the target's for any q that the tokens were drawn from. Children whose remaining probability is 0, because q
-    is exhausted or by rounding, are skipped: the others were drawn from the rest of q.
+    is exhausted or by rounding, are skipped: the others were drawn from the rest of q. So are all of a q that is NaN,
+    as a drafter's logits that overflow make it.
 
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
@@ -270,7 +271,7 @@ def rejection(
             token = tokens[child]
             draft_prob = 1.0 if distribution is None else float(distribution[token])
             if distribution is not None and not draft_prob > 0.0:
-                if distribution is distributions[node] and distribution.any():
+                if distribution is distributions[node] and (distribution > 0).any():
                     raise ValueError(
                         f"node {child}: token {token} has draft probability {draft_prob}, so it was not drawn from it"
                     )

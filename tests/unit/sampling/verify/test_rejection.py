@@ -107,6 +107,21 @@ def test_a_token_that_its_law_could_not_give_is_refused() -> None:
         rejection_round(tree, START, toy_distribution(0), Oracle([]))
 
 
+def test_drafts_of_a_law_that_is_nan_are_skipped() -> None:
+    """Guards against a request under rejection, and all steps that it is in, that end with an error because a drafter's
+    logits are NaN: under match such drafts are merely wrong."""
+    tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2), {0: torch.full((4,), torch.nan)})
+    target, drawn_from = torch.full((4,), 0.25), list[list[float]]()
+
+    def categorical(distribution: torch.Tensor, node: int) -> int:
+        drawn_from.append(distribution.tolist())
+        return 1
+
+    verdict = rejection(tree, [2, 3], lambda node: target, categorical, lambda probability, node: True)
+    assert (verdict.path, verdict.next_token) == ((0,), 1)
+    assert drawn_from == [target.tolist()]
+
+
 def test_a_sibling_whose_probability_is_rounded_to_zero_is_skipped() -> None:
     """Guards against a request that ends with an error at a low temperature: after the first sibling was rejected the
     second was drawn from what is left of q, and float32 holds some of it, but not the share of its token."""
