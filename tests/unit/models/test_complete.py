@@ -1,5 +1,6 @@
 """Checkpoints whose weights are not those of their config: refused by name, before a weight is read."""
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -96,6 +97,30 @@ def test_the_attention_of_a_config_is_not_used(attention: str, tmp_path: Path) -
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": attention}))
     assert answer(folder) == wanted
+
+
+def test_code_of_a_checkpoint_never_runs(tmp_path: Path) -> None:
+    """Guards against `trust_remote_code` set for one of the three readers: code of a downloaded folder would run."""
+    folder, evidence = save_tiny_model(tmp_path / "m"), tmp_path / "ran"
+    wanted = answer(folder)
+    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(evidence)!r}).touch()\n")
+
+    def change_fields(file: str, **changes: Any) -> None:
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(content | changes))
+
+    change_fields("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Codec", "evil.Codec"]})
+    change_fields("config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
+    assert answer(folder) == wanted
+    change_fields("config.json", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
+    assert answer(folder) == wanted
+    (folder / "tokenizer.json").unlink()  # what is left says that the folder's code reads it
+    with contextlib.suppress(ModelError):
+        answer(folder)
+    change_fields("config.json", model_type="evil")
+    with pytest.raises(ModelError, match="no model found"):
+        answer(folder)
+    assert not evidence.exists()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
