@@ -39,6 +39,13 @@ def test_every_version_that_is_claimed_is_tested() -> None:
         assert f"{name} {bound} or later" in readme
 
 
+def test_a_release_waits_for_the_thorough_tests() -> None:
+    """Guards against a release without the statistics of rejection sampling and most cases of every other test: only
+    `make test-more` has them."""
+    ran = [step.get("run", "").strip() for job in JOBS["ci"].values() for step in job["steps"]]
+    assert "make test-more" in ran
+
+
 def test_only_what_publishes_may_publish() -> None:
     """Guards against a job that gets more rights than its task needs, and an upload before all tests have passed."""
     for name, text in WORKFLOWS.items():
