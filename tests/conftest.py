@@ -21,6 +21,7 @@ import torch
 
 from outpace.kernels.build import VARIABLE
 from outpace.methods import profile
+from tests.pairwise import representatives
 
 # Triton exists for these machines; elsewhere nothing imports it.
 HAS_TRITON = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -74,21 +75,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-more` runs beside `make test`: of a test of many cases all those of which each value of each
-    parameter was shown by a case before, of one that is marked `costly` all but the first. A test that marks its own
-    cases is left as it is."""
-    chosen = {item.nodeid.partition("[")[0] for item in items if item.get_closest_marker("thorough")}
-    shown: dict[str, set[str]] = defaultdict(set)
-    counts: dict[str, int] = defaultdict(int)
+    """Mark what `make test-more` runs beside `make test`: of a test of many cases all but the few that show each value
+    of each parameter, of one that is marked `costly` all but the first. A test that marks its own cases is left as it
+    is."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        case = getattr(item, "callspec", None)
-        test = item.nodeid.partition("[")[0]
-        if case is None or test in chosen or item.get_closest_marker("slow"):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        if any(case.get_closest_marker("thorough") for case in cases):
             continue
-        new = set(case.id.split("-")) - shown[test]
-        is_first = not counts[test]
-        if is_first or (new and counts[test] < MOST_CASES and not item.get_closest_marker("costly")):
-            shown[test] |= new
-            counts[test] += 1
-        else:
-            item.add_marker("thorough")
+        params = [[repr(value) for value in case.callspec.params.values()] for case in cases]
+        kept = representatives(params, 1 if cases[0].get_closest_marker("costly") else MOST_CASES)
+        for place in set(range(len(cases))).difference(kept):
+            cases[place].add_marker("thorough")

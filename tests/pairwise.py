@@ -28,3 +28,18 @@ def covering(cases: Sequence[Case]) -> list[Case]:
         chosen.append(cases[best])
         missing &= ~masks[best]
     return chosen
+
+
+def representatives(cases: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Places of at most so many cases that show each value of each factor, if as many can: the case that shows most new
+    values again and again, the first one of equals."""
+    values = [set(enumerate(case)) for case in cases]
+    shown: set[tuple[int, str]] = set()
+    places: list[int] = []
+    while len(places) < most:
+        best = max(range(len(cases)), key=lambda place: len(values[place] - shown))
+        if places and values[best] <= shown:
+            break
+        places.append(best)
+        shown |= values[best]
+    return places

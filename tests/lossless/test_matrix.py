@@ -32,7 +32,7 @@ from outpace.trees.retrieval.transition_matrix import TokenRecycling, Transition
 from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, retrieval_plan
 from outpace.trees.shapes.table import shapes
 from tests.lossless.led import LedSource
-from tests.pairwise import covering, pairs_of
+from tests.pairwise import covering, pairs_of, representatives
 from tests.unit.drafters.source.learned import KINDS, Every, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
@@ -225,6 +225,15 @@ def test_the_subset_covers_every_pair() -> None:
     assert wanted > {(1, shape, 6, retriever) for shape in SHAPES for retriever in ("none", *RETRIEVERS)}
     assert set[Any]().union(*(pairs_of(case) for case in pairwise()[:-1])) < wanted, "every case is there for a pair"
     assert len(pairwise()) < len(CASES) / 10
+
+
+def test_make_test_varies_all_parameters_of_a_test() -> None:
+    """Guards against eight cases of one method, and none of the others, in `make test`."""
+    cases = [(f"method {one}", f"option {other}") for one, other in product(range(33), range(8))]
+    methods_shown, options_shown = zip(*(cases[place] for place in representatives(cases, 8)), strict=True)
+    assert len(set(methods_shown)) == len(set(options_shown)) == 8
+    assert len(representatives(cases[:5], 8)) == 5
+    assert len(representatives(cases[:1] * 3, 8)) == 1
 
 
 def test_every_method_has_its_source_here() -> None:
