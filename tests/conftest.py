@@ -32,11 +32,13 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_profiles_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty folder for profiles, or what `outpace tune` found on this machine would choose methods in tests."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder for profiles and times of passes, or what was measured on this machine would choose methods and
+    budgets in tests, and what busy tests measure those of the machine's user."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "user_cache_path", lambda name: folder)
+        patch.setattr("outpace.models.costs_file.user_cache_path", lambda name: folder)
         yield folder
 
 

@@ -122,6 +122,15 @@ def test_kernels_that_are_off_are_not_compiled(folder: str, monkeypatch: pytest.
     assert costs_file.costs_file(load(folder).target) is not None
 
 
+def test_tests_keep_their_times_to_themselves(folder: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times of passes that were measured beside other tests, and size the trees of this machine's user,
+    whose older times decide what tests find."""
+    monkeypatch.setattr(costs_file, "_SMALL", 0)
+    file = costs_file.costs_file(load(folder, "plain").target)
+    assert file is not None
+    assert file.is_relative_to(own_cache)
+
+
 DAMAGES: dict[str, dict[str, Any]] = {
     "an unknown method": {"method": "magic"},
     "an unknown option": {"method": "recycle:sparkle=7"},
