@@ -1,12 +1,16 @@
 """What cannot be honoured is a 400 in OpenAI's format that names the field, and the server goes on."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from outpace.lib.errors import InvalidRequest
 from outpace.serve.errors import in_its_words
+from outpace.serve.requests import ChatRequest
 from outpace.serve.service import drafting
 from tests.unit.serve.served import NAME, Served
 
@@ -210,6 +214,25 @@ def test_bodies_of_many_faults(served: Served) -> None:
     assert error_of(served.post(unknown, "/v1/completions"))["code"] == "invalid_body"
     assert error_of(served.post(COMPLETION | {"prompt": [-1] * 30_000}, "/v1/completions"))["param"] == "prompt[0]"
     assert error_of(served.post(CHAT | {"messages": [0] * 9_000}))["param"] == "messages[0]"
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "value"),
+    [
+        ("stop", 16, lambda count: ["x"] * count),
+        ("stop", 1000, lambda length: "x" * length),
+        ("stop_token_ids", 64, lambda count: [5] * count),
+        ("bad_words", 64, lambda count: ["x"] * count),
+        ("logit_bias", 1024, lambda count: dict.fromkeys(map(str, range(count)), 1)),
+        ("tools", 128, lambda count: [TOOL] * count),
+        ("structured_outputs", 1000, lambda count: {"choice": ["x"] * count}),
+    ],
+)
+def test_lists_are_as_long_as_promised(field: str, most: int, value: Callable[[int], Any]) -> None:
+    """Guards against a bound of docs/promises.md that no longer holds, or that refuses what it allows."""
+    ChatRequest.model_validate_json(json.dumps(CHAT | {field: value(most)}))
+    with pytest.raises(ValidationError, match=rf"\n{field}"):
+        ChatRequest.model_validate_json(json.dumps(CHAT | {field: value(most + 1)}))
 
 
 @pytest.mark.parametrize(
