@@ -11,6 +11,7 @@ import torch
 
 import outpace
 from outpace.lib.errors import InvalidRequest
+from tests.unit.models.tiny import byte_tokenizer
 
 MESSAGE = {"role": "user", "content": "Hi"}
 CHAT = [{"role": "system", "content": "Be brief."}, MESSAGE]
@@ -44,16 +45,17 @@ def test_what_a_tokenizer_returns_is_its_ids(model: outpace.Model) -> None:
 
 def test_padding_of_a_batch_is_left_out(model: outpace.Model) -> None:
     """Guards against padding that is answered as if it had been said."""
-    tokenizer, texts = model.codec.tokenizer, ["hello", "hello hello"]
+    tokenizer: Any = byte_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token  # the model's own tokenizer has none
+    texts = ["hello", "hello hello"]
     wanted = [model.encode(text) for text in texts]
     for side in ("left", "right"):
-        encoding = tokenizer(texts, padding=True, padding_side=side, pad_token_id=0) if tokenizer.pad_token else None
+        encoding = tokenizer(texts, padding=True, padding_side=side)
         masks = [[0] * 6 + [1] * 5, [1] * 11] if side == "left" else [[1] * 5 + [0] * 6, [1] * 11]
         padded = [[0] * 6 + wanted[0], wanted[1]] if side == "left" else [wanted[0] + [0] * 6, wanted[1]]
         for given in (encoding, {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(masks)}):
-            if given is not None:
-                answers: Any = model.generate(given, max_new_tokens=1)
-                assert [list(answer.prompt_ids) for answer in answers] == wanted
+            answers: Any = model.generate(given, max_new_tokens=1)
+            assert [list(answer.prompt_ids) for answer in answers] == wanted
     with pytest.raises(InvalidRequest, match="attention_mask: must have a number for each"):
         model.generate({"input_ids": [[1, 2]], "attention_mask": [[1]]})
 
