@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -67,9 +67,12 @@ def test_a_turn_that_is_over_while_one_waits_is_not_taken_again() -> None:
     first = Thread(target=lambda: turns.take(work))
     first.start()
     working.wait(PATIENCE)
+    is_waiting, asked = Event(), MagicMock()
+    asked.__exit__.side_effect = lambda *_: is_waiting.set()  # the thread has seen whose turn it is
+    turns._asked = asked
     second = Thread(target=lambda: answers.append(turns.take(lambda: None)))
     second.start()
-    second.join(0.2)
+    assert is_waiting.wait(PATIENCE)
     go_on.set()
     for thread in (first, second):
         thread.join(PATIENCE)

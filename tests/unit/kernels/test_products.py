@@ -101,6 +101,7 @@ def test_a_row_with_nan_gives_no_number(kind: Kind) -> None:
     assert found.isnan().all(dim=1).tolist() == [False, True, False, True]
 
 
+@needs_kernels
 def test_sums_of_int8_are_whole_numbers() -> None:
     """Guards against sums that saturate, wrap or round: rows and weights that are whole numbers already, at the ends of
     their range, give the product of whole numbers to the last one."""
