@@ -42,6 +42,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens where tests look for models that do not exist: they fail at once, and not when the hub is slow or
+    has one of that name. The real model is pulled before a test starts."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random Llama and its tokenizer; tests that would change it write one of their own."""
