@@ -26,6 +26,8 @@ from tests.pairwise import representatives
 # Triton exists for these machines; elsewhere nothing imports it.
 HAS_TRITON = sys.platform == "linux" and platform.machine() == "x86_64"
 collect_ignore = [] if HAS_TRITON else ["unit/gpu", "unit/drafters/source/rollout", "cli/test_gpu_check.py"]
+# Shell scripts in the place of programs, and limits of a process, which Windows has not.
+collect_ignore += [] if os.name == "posix" else ["unit/benchmarks", "fuzz/test_hostile.py"]
 
 # Tests run in as many processes as there are cores; threads that wait for a busy core cost minutes.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

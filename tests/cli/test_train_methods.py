@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -314,7 +313,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(target: Path, prompts: Path, answ
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     assert json.loads(log.read_text().splitlines()[-1])["step"] < 30
     run("draft-lm", target, prompts, tmp_path / "cut", *longer)

@@ -1,5 +1,6 @@
 """Which library a CPU gets: never one of instructions that it lacks, and never one of other sources."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def test_compilers_are_allowed_what_the_level_needs(level: InstructionLevel) -> 
         pytest.skip("no C++ compiler")
 
     def defined(flags: tuple[str, ...]) -> set[str]:
-        command = [compiler, *flags, "-dM", "-E", "-x", "c++", "/dev/null"]
+        command = [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         macros = {line.split()[1] for line in done.stdout.splitlines()}
         return {MACROS.get(one, one.strip("_").lower()) for one in macros}

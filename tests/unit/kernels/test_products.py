@@ -191,6 +191,7 @@ def test_a_quantised_model_says_in_trees_what_it_says_plainly(family: str) -> No
 
 
 @needs_kernels
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 @pytest.mark.usefixtures("threads")
 def test_threads_of_a_parent_are_not_waited_for() -> None:
     """Guards against a child process that waits for ever for threads that only its parent has."""
