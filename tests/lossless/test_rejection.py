@@ -204,15 +204,18 @@ def test_noise_off_chooses_its_drafts() -> None:
 def test_trees_do_not_hear_the_targets_noise() -> None:
     """Guards against drafts ranked by noise that rejection never uses: of a distribution known to be the target's, the
     tree of a beam must hold its likeliest tokens, whatever the seed."""
+    sizes: list[int] = []
 
     def hear(request: DraftRequest, tree: DraftTree) -> None:
         best = blend(1.0, V, seed=3, sharpness=2.0)(request.ids).topk(2).indices
         assert len(tree) == 1 or set(tree.tokens[1:].tolist()) == set(best.tolist())
+        sizes.append(len(tree))
 
     for seed in range(20):
         proposer = heard(GrowingProposer(toy_source(1.0), Beam(BeamConfig(depth=1, breadth=2)), 2), hear)
         params = SamplingParams(max_new_tokens=5, temperature=1.0, seed=seed, verification="rejection")
         decode(Engine(ToyTarget(V, seed=3, sharpness=2.0)), [[1, 2]], [params], [proposer])
+    assert sizes.count(3) >= 20, "each answer has a round with room for both"
 
 
 def rejecting(**options: Any) -> list[SamplingParams]:
