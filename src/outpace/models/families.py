@@ -75,7 +75,8 @@ def positions_of(config: "PretrainedConfig") -> int:
     text = config.get_text_config()
     rotation: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     positions: int = text.max_position_embeddings
-    original, factor = (rotation.get(key) for key in ("original_max_position_embeddings", "factor"))
+    original: Any = rotation.get("original_max_position_embeddings")
+    factor: Any = rotation.get("factor")
     if rotation.get("rope_type") != "yarn" or not (is_number(original) and is_number(factor)):
         return positions
     extended = original * factor

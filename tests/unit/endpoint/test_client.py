@@ -57,7 +57,7 @@ def test_thoughts_are_not_a_part_of_the_conversation() -> None:
     """Guards against thoughts that are sent back as answers: they fill the context, and the model takes them for what
     it said."""
     deltas = [{"reasoning": "Hm."}, {"reasoning": "Well.", "content": "Ye"}, {"content": "s"}]
-    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    chunks: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     reply = Reply([event(chunk) for chunk in chunks], headers=STREAM)
     with serving(lambda path, body: reply) as seen, Endpoint(seen.url) as endpoint:

@@ -111,7 +111,7 @@ def test_bases_of_rotations_by_the_keys_of_ollama(tmp_path: Path) -> None:
     file = read_gguf(tmp_path / "m.gguf")
     for key in ("freq_base", "freq_base_swa"):
         file.values.pop(f"gemma3.rope.{key}", None)
-    file.values |= {"gemma3.rope.global.freq_base": 1e6, "gemma3.rope.local.freq_base": 2e4}
+    file.values.update({"gemma3.rope.global.freq_base": 1e6, "gemma3.rope.local.freq_base": 2e4})
     found: Any = config_of(file, "m")
     thetas = {kind: one["rope_theta"] for kind, one in found.rope_parameters.items()}
     assert thetas == {"full_attention": 1e6, "sliding_attention": 2e4}

@@ -208,8 +208,9 @@ def test_slots_leave_memory_to_vllm(settings: dict[str, Any], device: str, posit
     asked.model_config.max_model_len = 131072
     asked.scheduler_config = SimpleNamespace(max_num_seqs=256)
     sizes = SimpleNamespace() if positions is None else SimpleNamespace(max_positions=positions)
-    net = SimpleNamespace(config=sizes)
-    context = BuildContext(264, torch.device(device), lambda: None, net=lambda: net)  # type: ignore[arg-type]
+    net: Any = SimpleNamespace(config=sizes)
+    no_draft_model: Any = None
+    context = BuildContext(264, torch.device(device), no_draft_model, net=lambda: net)
     made = Method(asked)
     assert made._slots(context) == wanted
     if not settings:

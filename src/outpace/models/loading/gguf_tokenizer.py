@@ -88,9 +88,10 @@ def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer:
     _add(backend, control, True, strips)
     _add(backend, [token for token in defined if token not in _NAMED_ENDS], False, strips)
     _add_template(backend, values, special, tokens)
-    template, with_tools = (values.get(f"tokenizer.chat_template{end}") for end in ("", ".tool_use"))
-    both = {"default": template, "tool_use": with_tools}
-    return PlainTokenizer(backend, both if template and with_tools else template, special, control)
+    template = values.get("tokenizer.chat_template")
+    if template and (with_tools := values.get("tokenizer.chat_template.tool_use")):
+        template = {"default": template, "tool_use": with_tools}
+    return PlainTokenizer(backend, template, special, control)
 
 
 def end_ids(values: Mapping[str, Any]) -> list[int]:
