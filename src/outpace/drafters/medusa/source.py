@@ -46,9 +46,9 @@ class MedusaSource(DepthwiseSource):
         if net.config.head == "target":
             self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
         else:
-            ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.weight.device))
-            size = net.config.vocab_size
-            self._scorers = [head_of(weight, ids, vocabulary, size) for weight in net.vocabulary_layers()]
+            weights, size = net.vocabulary_layers(), net.config.vocab_size
+            ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=weights[0].device))
+            self._scorers = [head_of(weight, ids, vocabulary, size) for weight in weights]
 
     def open(self, slot: int, alone: bool = False) -> MedusaState:
         return MedusaState(slot)

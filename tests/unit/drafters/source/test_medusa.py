@@ -1,16 +1,20 @@
 """Medusa's alignment and its template."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import Chunk, PromptChunk
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
+from outpace.models.head import LmHead
 from outpace.testing.toy import draft_request
 from outpace.trees.shapes.rank_paths import MEDUSA_NODES, MEDUSA_RANKS, MedusaTemplate, medusa_paths
+from tests.unit.drafters.source.learned import random_net
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
 
@@ -40,6 +44,17 @@ def test_head_k_guesses_depth_k_plus_one_from_what_the_lm_head_read() -> None:
     assert drafted == [(pending + depth) % VOCAB for depth in range(3)]
     source.rewind(state, 5)
     assert source.begin([state], [draft_request(prompt, 8, 9)]) == [0]
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_heads_with_vocabulary_layers_leave_the_targets_head_as_it_is(kind: Any) -> None:
+    """Guards against a GGUF file's LM head that is dequantised, and kept so, to learn its device: 0.9 GB in float32 for
+    152k ids and width 1536."""
+    head = LmHead(nn.Linear(48, VOCAB, bias=False))
+    net = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, draft_vocab_size=60, heads=2, head=kind)))
+    net.token_map.copy_(torch.arange(60))
+    MedusaSource(net, head, 3)
+    assert "weight" not in vars(head)
 
 
 @pytest.mark.parametrize("max_depth", [0, 1, 3, 5])
