@@ -55,7 +55,8 @@ class Witness(BaseProposer):
         self.needs, self.budget = Needs(TOP, (1,) if taps else ()), 8
         self._truth, self._random = truth, random.Random(0)
         self._in_use: dict[int, Known] = {}
-        self.proposed = self.observed = self.forked = self.prompt_rows = 0
+        self.proposed = self.observed = self.prompt_rows = 0
+        self.taken: list[int] = []  # lengths of beginnings
 
     def open(self, slot: int, alone: bool = False) -> Known:
         known = self._in_use[slot] = Known(slot)
@@ -66,7 +67,7 @@ class Witness(BaseProposer):
 
     def fork(self, state: Known, slot: int, length: int) -> Known:
         assert 0 < length <= len(state.features)
-        self.forked += 1
+        self.taken.append(length)
         known = self._in_use[slot] = Known(slot, state.features[:length])
         return known
 
