@@ -66,11 +66,13 @@ def read_dspark(checkpoint: Checkpoint) -> DSparkNet:
     _check_kind(fields, inner)
     alpha = agreed("confidence_head_alpha", fields, inner)
     has_confidence = flag("enable_confidence_head", fields, inner)
+    reads_token = flag("confidence_head_with_markov", fields, inner)
+    # SpecForge's rules where the fields are missing: a head by its loss's weight, which reads the token before.
+    has_confidence = bool(alpha) if has_confidence is None else has_confidence
     values |= {
         "markov_rank": needed("markov_rank", fields, inner),
-        # SpecForge's rule where the field is missing.
-        "enable_confidence_head": bool(alpha) if has_confidence is None else has_confidence,
-        "confidence_head_with_markov": flag("confidence_head_with_markov", fields, inner) or False,
+        "enable_confidence_head": has_confidence,
+        "confidence_head_with_markov": has_confidence if reads_token is None else reads_token,
     }
     config = build(DSparkConfig, values, fields.where)
     check_block_weights(config, tensors, checkpoint.name)

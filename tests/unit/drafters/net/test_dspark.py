@@ -32,6 +32,7 @@ FILES: dict[str, tuple[str, Edit | None]] = {
     "speculators": ("speculators", None),
     "early names": ("specforge", both(*(rename(name, f"logit_head.{name}") for name in PUBLIC))),
     "projector alone": ("specforge", put("architectures", value=None)),
+    "a head reads the token before": ("specforge", put("dflash_config", "confidence_head_with_markov", value=None)),
     "a loss's weight decides": (
         "specforge",
         both(
