@@ -15,6 +15,7 @@ from outpace.data.workload import WorkItem, read_workload
 from outpace.doctor.finding import Finding, finding
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.methods.stores import computed_by
+from outpace.models.families import positions_of
 
 PROMPTS, TOKENS = "builtin:3", 48
 PROVENANCE = "provenance.json"
@@ -199,7 +200,7 @@ def drafter_of(model: Model, method: str) -> DrafterFacts | None:
     if kind is None:
         return None
     config: Any = (drafters.language_model() if kind == LANGUAGE_MODEL else drafters.net(kind)).config
-    positions = getattr(config, "max_position_embeddings" if kind == LANGUAGE_MODEL else "max_positions", None)
+    positions = positions_of(config) if kind == LANGUAGE_MODEL else getattr(config, "positions", None)
     run, table_bytes = _trained(drafters.folder(kind)), 0
     if getattr(spec.options, "gate_table", False):  # three gates for each id and unit of the causal state
         table_bytes = model.target.vocab_size * 3 * config.gru_hidden_dim * model.target.dtype.itemsize

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import MOST_LAYERS
 from outpace.models.plain_decoder import RMSNorm
-from outpace.models.rotation import SCALED, frequencies
+from outpace.models.rotation import SCALED, extended, frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.
@@ -47,6 +47,11 @@ class LayerConfig(BaseModel):
     max_positions: Size
     vocab_size: Size
     target_hidden_size: Size
+
+    @property
+    def positions(self) -> int:
+        """Tokens that the drafter has positions for."""
+        return extended(self.max_positions, self.rope_scaling or {})
 
     @model_validator(mode="after")
     def _check(self) -> Self:

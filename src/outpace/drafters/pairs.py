@@ -58,7 +58,7 @@ class PairSource(BaseSource, ABC, Generic[S]):
         config, weight = net.config, net.norm.weight
         self._device, self._dtype, self._width = weight.device, weight.dtype, config.joined_size
         dtype, device = weight.dtype, weight.device
-        self._limit = min(max_length, config.max_positions)
+        self._limit = min(max_length, config.positions)
         room = self._limit + spare
         self.slots = NetSlots(
             1, max_slots, config.kv_heads, capacity=room, head_dim=config.head_dim, dtype=dtype, device=device

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from outpace.lib.checks import is_number
 from outpace.lib.errors import UnsupportedModel
+from outpace.models.rotation import extended
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -35,7 +35,6 @@ _NEUTRAL_LOGIT_FIELDS = {"logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_mul
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
-_MOST_POSITIONS = 2**40  # a damaged config may extend them by any factor
 
 
 def check_supported(config: "PretrainedConfig") -> None:
@@ -70,17 +69,9 @@ def logit_softcap(config: "PretrainedConfig") -> float | None:
 
 
 def positions_of(config: "PretrainedConfig") -> int:
-    """Tokens that a model has positions for. YaRN adds to them: a config that was extended as Qwen's model cards say
-    keeps the original `max_position_embeddings`."""
+    """Tokens that a model has positions for."""
     text = config.get_text_config()
-    rotation: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    positions: int = text.max_position_embeddings
-    original: Any = rotation.get("original_max_position_embeddings")
-    factor: Any = rotation.get("factor")
-    if rotation.get("rope_type") != "yarn" or not (is_number(original) and is_number(factor)):
-        return positions
-    extended = original * factor
-    return int(extended) if positions < extended <= _MOST_POSITIONS else positions
+    return extended(text.max_position_embeddings, getattr(text, "rope_parameters", None) or {})
 
 
 def _refusal(config: "PretrainedConfig", reason: str) -> UnsupportedModel:

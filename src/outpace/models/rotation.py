@@ -7,8 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.lib.checks import is_number
+
 Parameters = Mapping[str, Any]
 """As `rope_parameters` of a config: rope_type, rope_theta, and what the type needs."""
+_MOST_POSITIONS = 2**40  # a damaged config may extend them by any factor
+
+
+def extended(positions: int, parameters: Parameters) -> int:
+    """A config's positions, or as many as YaRN extends them to: one that was extended as Qwen's model cards say keeps
+    the original `max_position_embeddings`."""
+    original: Any = parameters.get("original_max_position_embeddings")
+    factor: Any = parameters.get("factor")
+    kind = parameters.get("rope_type", parameters.get("type"))
+    if kind != "yarn" or not (is_number(original) and is_number(factor)):
+        return positions
+    most = original * factor
+    return int(most) if original <= positions < most <= _MOST_POSITIONS else positions
 
 
 def frequencies(parameters: Parameters, size: int) -> tuple[Tensor, float]:

@@ -106,7 +106,7 @@ class MethodProposer:
         requests = most = int(self._config.scheduler_config.max_num_seqs)
         if context.net is not None:
             most = MOST_SLOTS
-            positions = getattr(context.net().config, "max_positions", None)  # of nets with keys and values
+            positions = getattr(context.net().config, "positions", None)  # of nets with keys and values
             if positions is not None and context.device.type != "cpu":
                 longest = min(int(positions), self._config.model_config.max_model_len)
                 most = max(min(most, MOST_ROWS // longest), 1)

@@ -207,7 +207,7 @@ def test_slots_leave_memory_to_vllm(settings: dict[str, Any], device: str, posit
     asked = config({"method": "lookup"} | settings)
     asked.model_config.max_model_len = 131072
     asked.scheduler_config = SimpleNamespace(max_num_seqs=256)
-    sizes = SimpleNamespace() if positions is None else SimpleNamespace(max_positions=positions)
+    sizes = SimpleNamespace() if positions is None else SimpleNamespace(positions=positions)
     net: Any = SimpleNamespace(config=sizes)
     no_draft_model: Any = None
     context = BuildContext(264, torch.device(device), no_draft_model, net=lambda: net)

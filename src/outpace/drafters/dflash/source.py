@@ -118,7 +118,7 @@ class BlockSource(BaseSource):
         self.net, config, weight = net, net.config, net.norm.weight
         self._embed, self._head, self._noise = embed, head, noise
         self.needs, self._device = Needs(taps=config.taps), weight.device
-        self._limit = min(max_length, config.max_positions)
+        self._limit = min(max_length, config.positions)
         room, sizes = self._limit + config.block_size, (config.layers, max_slots, config.kv_heads)
         self.slots = NetSlots(*sizes, capacity=room, head_dim=config.head_dim, dtype=weight.dtype, device=self._device)
         self._compiled, path = compiled_block(net, self.slots)

@@ -7,10 +7,17 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from outpace.core.protocols import PromptChunk
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.layers import Rotary, fill_with_nan
 from outpace.lib.errors import ModelError
 from outpace.models.plain_decoder import RMSNorm
-from tests.unit.drafters.net.small import randn
+from outpace.testing.toy import draft_request
+from tests.unit.drafters.net.small import SIZES, randn
+from tests.unit.drafters.source.learned import SIZES as WIDE
+from tests.unit.drafters.source.learned import random_net
+from tests.unit.models.tiny import VOCAB
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -34,6 +41,26 @@ def test_rotations_are_those_of_transformers(scaling: dict[str, Any] | None) -> 
     query, _ = apply_rotary_pos_emb(rows.transpose(0, 1)[None], rows.transpose(0, 1)[None], cosine, sine)
     rotated = Rotary(16, 1e4, scaling, 256)(rows, positions)
     torch.testing.assert_close(rotated, query[0].transpose(0, 1), atol=2e-5, rtol=2e-5)
+
+
+def test_yarn_adds_positions_to_those_of_a_drafter() -> None:
+    """Guards against a drafter whose rotation YaRN has extended and that drafts nothing beyond the positions from
+    before: its config keeps `max_position_embeddings`, as Qwen's model cards say."""
+
+    def config(scaling: dict[str, Any] | None, positions: int = 64) -> Eagle3Config:
+        return Eagle3Config(**SIZES | {"rope_scaling": scaling, "max_positions": positions})
+
+    assert config(YARN).positions == 256
+    assert config({"type": "yarn"} | {key: YARN[key] for key in YARN if key != "rope_type"}).positions == 256
+    assert config(YARN, 512).positions == 512, "a config with all of its positions"
+    assert config(YARN, 32).positions == 32, "a limit of its own"
+    assert config(LLAMA3, 512).positions == config(None, 512).positions == 512
+    sizes = WIDE | {"draft_vocab_size": VOCAB, "max_positions": 64, "rope_scaling": YARN}
+    net, table = random_net(Eagle3Net(Eagle3Config(**sizes))), torch.zeros(VOCAB, 48)
+    source = EagleSource(net, lambda ids: table[ids], None, (0, 1, 2), 200, 1, VOCAB)
+    state, ids = source.open(0), torch.zeros(120, dtype=torch.int64)
+    source.prefill([state], [PromptChunk(ids, None, torch.zeros(120, 3 * 48))])
+    assert source.begin([state], [draft_request([0] * 121, 4, 4)]) == [4]
 
 
 def test_a_cast_leaves_the_frequencies_alone() -> None:
