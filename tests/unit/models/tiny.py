@@ -207,9 +207,9 @@ def save_tiny_model(
     return folder
 
 
-def write_tiny_gguf(path: Path, name: str = "tiny", split: str | None = None, merge: str = "l l") -> Path:
+def write_tiny_gguf(path: Path, name: str = "tiny", split: str = "default", merge: str = "l l") -> Path:
     """A complete GGUF file: a Llama of two layers in float32 with a byte tokenizer, EOS id 2. `split`: how it splits
-    text; None to leave that open. `merge`: of its last token."""
+    text. `merge`: of its last token."""
     from gguf import GGUFWriter
 
     width, inner, heads, kv_heads = 32, 64, 4, 2
@@ -227,8 +227,7 @@ def write_tiny_gguf(path: Path, name: str = "tiny", split: str | None = None, me
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    if split is not None:
-        writer.add_tokenizer_pre(split)
+    writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
     writer.add_token_merges(["h e", merge])
