@@ -224,7 +224,7 @@ def test_drafters_that_rows_need_are_trained(data: Path, tmp_path: Path) -> None
     """Guards against ablations that nobody can repeat, and a training that begins anew when a run goes on."""
     target = save_tiny_model(tmp_path / "tiny", max_position_embeddings=2048)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": f"p{n}", "turns": ["Hi."]}) + "\n" for n in range(6)))
+    prompts.write_text("".join(json.dumps({"id": f"p{n}", "turns": [f"Hi {n}."]}) + "\n" for n in range(6)))
     row: dict[str, Any] = {"name": "Medusa", "method": "medusa:budget=3", "needs_drafter": "medusa"}
     row["trained"] = ("medusa", "training.max_steps=1", "training.batch_size=2", "data.held_out=2")
 

@@ -91,5 +91,6 @@ if __name__ == "__main__":
     assert all(isinstance(one, DTensor) == (how != "copies") for one in trained._module.parameters())
     try:
         trained.run()
-    finally:  # as `train.run` does: threads of a process group that outlive it end the process by SIGABRT, now and then
+    finally:
         trained._accelerator.end_training()
+    os._exit(0)  # threads of a process group that outlive it end the process by SIGABRT, now and then
