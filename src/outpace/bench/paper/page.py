@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from outpace.bench.paper.checks import CHECKS
-from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Exhibit, ExhibitRun, Row, Value
+from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, Row
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.intervals import FEWEST
 from outpace.bench.paper.metrics import METRICS
@@ -33,46 +33,25 @@ details { margin: .5rem 0 } summary { cursor: pointer }
 """
 
 
-@dataclass
 class ShownExhibit:
     """An exhibit with what one source measured of it."""
 
-    exhibit: Exhibit
-    source: RecordSource
-    rows: list[Row]
-    runs: list[ExhibitRun]
-    comparison: CellComparison
-    absent: dict[str, str]
-    findings: list[ClaimFinding]
-    svg: str | None
-
-    @classmethod
-    def of(cls, exhibit: Exhibit, source: RecordSource) -> "ShownExhibit":
-        """Evaluate an exhibit on a folder's records."""
-        cells, absent = source.cells(exhibit)
-        rows, runs = exhibit.rows_of(source.is_quick), exhibit.runs_of(source.is_quick)
-        comparison = CellComparison(cells)
-        planned, due = exhibit.cells_of(False), exhibit.cells_of(source.is_quick)
-        of_runs = [(run, row) for run in runs for row in rows if comparison.has(run.label, row.name)]
+    def __init__(self, exhibit: Exhibit, source: RecordSource) -> None:
+        cells, self.absent = source.cells(exhibit)
+        self.exhibit, self.source, self.comparison = exhibit, source, CellComparison(cells)
+        self.rows, self.runs = exhibit.rows_of(source.is_quick), exhibit.runs_of(source.is_quick)
+        of_runs = [(run, row) for run in self.runs for row in self.rows if self.comparison.has(run.label, row.name)]
         replaced = {row.name for run, row in of_runs if INSTEAD in source.method(run, row)}
-        findings = [
-            judge(claim, runs, comparison, CHECKS, absent, planned=planned, due=due) for claim in exhibit.claims
-        ]
-        for place, claim in enumerate(exhibit.claims):
-            if findings[place].numbers and (names := [row for row in claim.named_rows if row in replaced]):
-                text = f"{findings[place].numbers}; {', '.join(names)}: measured by what stands in for it"
-                findings[place] = replace(findings[place], numbers=text)
-        svg = draw(exhibit, rows, runs, comparison)
-        return cls(
-            exhibit=exhibit,
-            source=source,
-            rows=rows,
-            runs=runs,
-            comparison=comparison,
-            absent=absent,
-            findings=findings,
-            svg=svg,
-        )
+        self.findings = [self._judged(claim, replaced) for claim in exhibit.claims]
+        self.svg = draw(exhibit, self.rows, self.runs, self.comparison)
+
+    def _judged(self, claim: Claim, replaced: Collection[str]) -> ClaimFinding:
+        """A claim's finding, which names those of its rows that something stands in for."""
+        planned, due = (self.exhibit.cells_of(is_quick) for is_quick in (False, self.source.is_quick))
+        found = judge(claim, self.runs, self.comparison, CHECKS, self.absent, planned=planned, due=due)
+        if found.numbers and (names := [row for row in claim.named_rows if row in replaced]):
+            return replace(found, numbers=f"{found.numbers}; {', '.join(names)}: measured by what stands in for it")
+        return found
 
     @property
     def bugs(self) -> int:
@@ -81,22 +60,16 @@ class ShownExhibit:
 
     def table(self) -> list[dict[str, Any]]:
         """A line for each run and row: values by metric, prompts, equality, and what the row started with."""
-        lines = []
+        lines, metrics = [], [column.metric for column in self.exhibit.columns]
         for run in self.runs:
             own_rows = [row for row in self.rows if row.is_in(run)]
             for row in [Row(name=PLAIN_ROW, method="plain"), *own_rows]:
-                found = {
-                    column.metric: self.comparison.estimate(column.metric, run.label, row.name)
-                    for column in self.exhibit.columns
-                }
+                found = {metric: self.comparison.estimate(metric, run.label, row.name) for metric in metrics}
                 measured = [one for one in found.values() if one is not None]
                 if row.name == PLAIN_ROW and (not measured or any(one.method == "plain" for one in own_rows)):
                     continue
-                cells = [
-                    cell
-                    for (label, name, _), cell in self.comparison.cells.items()
-                    if (label, name) == (run.label, row.name)
-                ]
+                cells = [cell for place, cell in self.comparison.cells.items() if place[:2] == (run.label, row.name)]
+                printed = [one for one in self.exhibit.values if one.row == row.name and one.run in ("", run.label)]
                 lines.append(
                     {
                         "run": run.label,
@@ -110,27 +83,18 @@ class ShownExhibit:
                         "bugs": sum(cell.bugs for cell in cells),
                         "values": {name: one and asdict(one) for name, one in found.items()},
                         "paper": {
-                            column.metric: [value.model_dump() for value in self._values(run, row.name, column.metric)]
-                            for column in self.exhibit.columns
+                            metric: [one.model_dump() for one in printed if one.metric == metric] for metric in metrics
                         },
                     }
                 )
         return lines
-
-    def _values(self, run: ExhibitRun, row: str, metric: str) -> list[Value]:
-        """What the paper prints."""
-        return [
-            value
-            for value in self.exhibit.values
-            if (value.row, value.metric) == (row, metric) and value.run in ("", run.label)
-        ]
 
 
 def write_report(
     paper: str, exhibits: Sequence[Exhibit], sources: Sequence[RecordSource], out: Path
 ) -> list[ShownExhibit]:
     """Write exhibits.json, figures and report.html into `out`; the files of figures show the first source."""
-    shown = [[ShownExhibit.of(exhibit, source) for source in sources] for exhibit in exhibits]
+    shown = [[ShownExhibit(exhibit, source) for source in sources] for exhibit in exhibits]
     out.mkdir(parents=True, exist_ok=True)
     found = [
         {
@@ -177,7 +141,8 @@ KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", 
 def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordSource]) -> str:
     title = f"{PAPERS[paper]}: tables, figures and claims, measured again"
     links = (f"<a href='#{_anchor(first.exhibit)}'>{escape(first.exhibit.name)}</a>" for first, *_ in shown)
-    parts = [f"<h1>{title}</h1>", *(_about(source) for source in sources), f"<nav>{' '.join(links)}</nav>"]
+    abouts = (f"<p><b>Target {escape(one.name)}</b>, {'; '.join(map(escape, one.about()))}.</p>" for one in sources)
+    parts = [f"<h1>{title}</h1>", *abouts, f"<nav>{' '.join(links)}</nav>"]
     parts.append("<h2>Claims</h2>")
     parts += [f"<p>{VERDICTS}</p>", _claims(shown)]
     for of_exhibit in shown:
@@ -196,10 +161,6 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
     return (
         f"<!doctype html><html lang='en'><head>{head}<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
     )
-
-
-def _about(source: RecordSource) -> str:
-    return f"<p><b>Target {escape(source.name)}</b>, {'; '.join(map(escape, source.about()))}.</p>"
 
 
 def _anchor(exhibit: Exhibit) -> str:

@@ -23,7 +23,7 @@ def figure_4() -> Exhibit:
 
 def shown(folder: Path, losses: dict[str, list[float]]) -> ShownExhibit:
     manifest = {"target": "t", "quick": False, "names": {}, "absent": {}, "losses": losses}
-    return ShownExhibit.of(figure_4(), RecordFolder(folder, manifest))
+    return ShownExhibit(figure_4(), RecordFolder(folder, manifest))
 
 
 def test_losses_decide_claims_about_the_backbone(tmp_path: Path) -> None:
