@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.measure import SetRun, cells_of, read_manifest
@@ -26,33 +26,6 @@ _RESERVED = re.compile(r"reserved=([\d.]+)")
 _UNFILLED = re.compile(r",?\w+=\{\w+\}")
 
 
-class RecordSource(Protocol):
-    """Records of a paper's rows on one machine.
-
-    Attributes:
-        is_quick: whether they are of the rows and runs of `--quick`.
-    """
-
-    @property
-    def is_quick(self) -> bool: ...
-
-    @property
-    def name(self) -> str:
-        """The target and the machine."""
-
-    def about(self) -> list[str]:
-        """How they were measured, in words."""
-
-    def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
-        """An exhibit's cells, and why rows have none."""
-
-    def described(self, runs: Sequence[ExhibitRun]) -> str:
-        """How an exhibit's runs were measured, in words."""
-
-    def method(self, run: ExhibitRun, row: Row) -> str:
-        """A row's method as it was measured."""
-
-
 @dataclass
 class RecordFolder:
     """A folder of records, and where they were measured."""
@@ -67,10 +40,12 @@ class RecordFolder:
 
     @property
     def is_quick(self) -> bool:
+        """Whether they are of the rows and runs of `--quick`."""
         return bool(self.manifest["quick"])
 
     @property
     def name(self) -> str:
+        """The target and the machine."""
         return f"{Path(self.manifest['target']).name}, {' and '.join(self._machines) or 'unknown machine'}"
 
     @cached_property
@@ -84,6 +59,7 @@ class RecordFolder:
         return list(dict.fromkeys(str(one["hardware"]) for one in self._settings))
 
     def about(self) -> list[str]:
+        """How they were measured, in words."""
         manifest, are_several = self.manifest, len(self._machines) > 1
         made = dict.fromkeys(_made(one, are_several) for one in self._settings)
         texts = list(made)
@@ -100,11 +76,13 @@ class RecordFolder:
         return texts
 
     def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
+        """An exhibit's cells, and why rows have none."""
         manifest = self.manifest
         names, absent, losses = manifest["names"], manifest["absent"], manifest.get("losses", {})
         return cells_of(exhibit, self.folder, self.is_quick, names, absent, losses)
 
     def described(self, runs: Sequence[ExhibitRun]) -> str:
+        """How an exhibit's runs were measured, in words."""
         text = "; ".join(run.described() for run in runs if run.training is None)
         if text and self.manifest["data"] == "builtin":
             text += "; but for each of these sets, and for warm-ups, the same few prompts of this package were taken"
@@ -205,6 +183,10 @@ class ServedRows:
 
     def method(self, run: ExhibitRun, row: Row) -> str:
         return "as the server was started"
+
+
+RecordSource = RecordFolder | ServedRows
+"""Records of a paper's rows on one machine."""
 
 
 def _read(row: str, folder: Path) -> list[Record]:
