@@ -3,7 +3,7 @@
 import asyncio
 from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -215,33 +215,6 @@ class Deadline:
             raise self.missed() from error
 
 
-def report(sample: Sample, method: str) -> dict[str, Any]:
-    """The extension of a choice: `choices[i].outpace`."""
-    metrics = sample.metrics
-    names = ("steps", "tokens_per_step", "drafted", "accepted", "accepted_per_depth", "plain_steps", "reused_tokens")
-    origins = {origin: metrics.accepted_by_origin.get(origin, 0) for origin in ORIGINS if origin != "pending"}
-    return {
-        "method": method,
-        **{name: getattr(metrics, name) for name in (*names, "ttft_ms", "decode_ms")},
-        "by_origin": origins | {"bonus": metrics.new_tokens - metrics.accepted},
-        "seed": sample.seed,
-    }
-
-
-def usage(samples: Iterable[tuple[int, Sample]], n: int) -> dict[str, Any]:
-    """Tokens of a request: each prompt once, with its `n` answers; samples come with the index of their choice."""
-    everything = list(samples)
-    firsts = [sample.metrics for index, sample in everything if index % n == 0]
-    prompt = sum(metrics.prompt_tokens for metrics in firsts)
-    completion = sum(sample.metrics.new_tokens for _, sample in everything)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(metrics.reused_tokens for metrics in firsts)},
-    }
-
-
 @dataclass
 class Answer:
     """One request that is being answered."""
@@ -310,16 +283,12 @@ class Answer:
         if event.tokens and self.body.options.trace:
             choices = choices or [self.form.empty(index)]
             is_first = index not in self._traces
-            choices[0]["outpace"] = self._trace(index).describe(event)
+            trace = self._traces.setdefault(index, Trace(self.service.pieces))
+            choices[0]["outpace"] = trace.describe(event)
             if is_first:
                 parts = computed_by(self.inputs.proposer)
                 choices[0]["outpace"]["computed_by"] = {"target": self._model.target.computed_by, **parts}
         return choices
-
-    def _trace(self, index: int) -> Trace:
-        if index not in self._traces:
-            self._traces[index] = Trace(self.service.pieces)
-        return self._traces[index]
 
     async def _news(self, inbox: Inbox) -> AsyncIterator[News]:
         """All events and results until the last choice ends."""
@@ -337,9 +306,17 @@ class Answer:
             yield index, news
 
     def _reported(self, choice: dict[str, Any]) -> dict[str, Any]:
-        if self.body.options.report:
-            choice["outpace"] = report(self._samples[choice["index"]], self.inputs.method)
-        return choice
+        """A choice, with the extension `choices[i].outpace` if a report is wanted."""
+        if not self.body.options.report:
+            return choice
+        sample = self._samples[choice["index"]]
+        metrics = sample.metrics
+        names = ("steps", "tokens_per_step", "drafted", "accepted", "accepted_per_depth", "plain_steps")
+        figures = {name: getattr(metrics, name) for name in (*names, "reused_tokens", "ttft_ms", "decode_ms")}
+        origins = {origin: metrics.accepted_by_origin.get(origin, 0) for origin in ORIGINS if origin != "pending"}
+        by_origin = origins | {"bonus": metrics.new_tokens - metrics.accepted}
+        about = {"method": self.inputs.method, **figures, "by_origin": by_origin, "seed": sample.seed}
+        return choice | {"outpace": about}
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
         """The prompt of a choice, if ids are wanted. As in vLLM, a chat has it beside its choices, a completion within
@@ -348,7 +325,16 @@ class Answer:
         return {"prompt_token_ids": ids} if self.body.return_token_ids else {}
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._samples.items(), self.inputs.params.n)
+        """Tokens of the request: each prompt once, with its `n` answers."""
+        firsts = [one.metrics for index, one in self._samples.items() if index % self.inputs.params.n == 0]
+        prompt = sum(metrics.prompt_tokens for metrics in firsts)
+        completion = sum(sample.metrics.new_tokens for sample in self._samples.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(metrics.reused_tokens for metrics in firsts)},
+        }
 
     def _event(
         self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None, more: Mapping[str, Any] | None = None
