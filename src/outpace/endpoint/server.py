@@ -1,5 +1,6 @@
 """A server's models and counters, request fields, and conversations with it."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Self
 import httpx
 
 from outpace.core.params import SamplingParams
+from outpace.core.settings import default_of
 from outpace.endpoint.client import AnswerStream, Endpoint
 from outpace.lib.errors import InvalidRequest, ModelError
 
@@ -38,27 +40,20 @@ def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
         InvalidRequest: no name was given, and the server has several models.
         ModelError: no OpenAI-compatible server is there, or it refuses the key.
     """
-    models = _models(endpoint)
+    response = endpoint.get("models")
+    try:
+        models = [str(one["id"]) for one in _json(response)["data"]]
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            f"endpoint={endpoint.url!r}: no OpenAI-compatible server, its /models is {response.text[:200]!r}; give "
+            "the base of the API, as http://host:8000/v1"
+        ) from error
     default = _json(endpoint.probe("outpace/methods")).get("default")
     facts = _json(endpoint.probe("outpace/info") if default else endpoint.probe("version", at_root=True))
     model = model or (facts.get("model") if default else None)  # an outpace server has one model of many names
     if model is None and len(models) != 1:
         raise InvalidRequest(f"model: the server has {', '.join(models) or 'none'}; name the one to ask")
     return Server(model or models[0], default, facts)
-
-
-def _models(endpoint: Endpoint) -> list[str]:
-    response = endpoint.get("models")
-    found = _json(response).get("data")
-    try:
-        if not isinstance(found, list):
-            raise TypeError("no list of models")
-        return [str(one["id"]) for one in found]
-    except (KeyError, TypeError) as error:
-        raise ModelError(
-            f"endpoint={endpoint.url!r}: no OpenAI-compatible server, its /models is {response.text[:200]!r}; give "
-            "the base of the API, as http://host:8000/v1"
-        ) from error
 
 
 def _json(response: httpx.Response | None) -> dict[str, Any]:
@@ -94,24 +89,18 @@ def read_counts(text: str) -> SpeculationCounts | None:
     page of metrics: LM Studio answers every path with status 200."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    totals = {DRAFTED: 0.0, ACCEPTED: 0.0}
-    depths: dict[int, float] = {}
-    is_counted = False
+    totals, depths = Counter[str](), Counter[int]()
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name in totals:
-                    totals[sample.name] += sample.value
-                    is_counted = True
+                if sample.name in (DRAFTED, ACCEPTED):
+                    totals[sample.name] += int(sample.value)
                 elif sample.name == BY_POSITION:
-                    position = int(sample.labels["position"])
-                    depths[position] = depths.get(position, 0.0) + sample.value
+                    depths[int(sample.labels["position"])] += int(sample.value)
     except (ValueError, KeyError):
         return None
-    if not is_counted:
-        return None
-    per_depth = tuple(int(depths.get(depth, 0)) for depth in range(max(depths, default=-1) + 1))
-    return SpeculationCounts(int(totals[DRAFTED]), int(totals[ACCEPTED]), per_depth)
+    per_depth = tuple(depths[depth] for depth in range(max(depths, default=-1) + 1))
+    return SpeculationCounts(totals[DRAFTED], totals[ACCEPTED], per_depth) if totals else None
 
 
 def speculation_counts(endpoint: Endpoint) -> SpeculationCounts | None:
@@ -142,12 +131,9 @@ llama-server defaults of its own."""
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as fields of a request's body."""
-    fields: dict[str, Any] = {"max_tokens": params.max_new_tokens, "temperature": params.temperature}
-    standard = SamplingParams()
-    for name in OPTIONAL:
-        if getattr(params, name) != getattr(standard, name):
-            fields[name] = getattr(params, name)
-    return fields
+    chosen = {name: getattr(params, name) for name in OPTIONAL}
+    changed = {name: value for name, value in chosen.items() if value != default_of(SamplingParams, name)}
+    return {"max_tokens": params.max_new_tokens, "temperature": params.temperature} | changed
 
 
 def speculation_fields(method: str | None, budget: int | None = None) -> dict[str, Any]:
