@@ -204,7 +204,7 @@ class Claim(_Strict):
         order: rows from the best to the worst: each has a larger metric than the next, or a smaller one where smaller
             is better.
         falls, rises: rows whose metric falls or rises from run to run, in their order.
-        over: the row by whose metric the metric is divided.
+        over: the row by whose metric the metric is divided, except that of an `order`.
         at_least, at_most: bounds of the metric of `rows`.
         larger_on: two groups of sets; the metric of `rows` is larger on the first.
         of_average: it is about the mean over sets: single sets may differ.
@@ -245,6 +245,8 @@ class Claim(_Strict):
             )
         if (bound or self.larger_on) and not self.rows:
             raise ValueError(f"claim {self.id}: name its rows")
+        if self.order and self.over is not None:
+            raise ValueError(f"claim {self.id}: over={self.over!r}: an order compares rows as they are; leave it out")
         if self.metric not in METRICS:
             raise ValueError(f"claim {self.id}: metric={self.metric!r}: one of {', '.join(METRICS)}")
         return self

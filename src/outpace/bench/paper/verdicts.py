@@ -22,6 +22,8 @@ TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, 
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
 Cells = Mapping[Cell, Measured]
+Pair = tuple[Numbers, Numbers]
+"""A row's numbers, and those that a ratio divides them by."""
 _WORST: tuple[Verdict, ...] = ("does not hold", "undecided", "holds on average", "holds")
 
 
@@ -151,25 +153,14 @@ class _Side:
     largest: float = np.inf
 
     @property
-    def decides(self) -> bool:
-        return decides(self.units)
-
-    @property
     def prompts(self) -> int:
         return sum(count for _, count in self.units)
 
-    def show(self, pairs: Mapping[str, list[tuple[Numbers, Numbers]]], is_ratio: bool) -> None:
-        """Print the mean over sets, of all runs and, where there are several, of each. `pairs`: by run, a row's numbers
-        and those that a ratio divides by."""
-
-        def mean(of: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
-            own, over = _means(of)
-            found: Numbers = own / np.maximum(over, 1e-9) if is_ratio else own
-            return found
-
-        self.shown = mean([pair for of_run in pairs.values() for pair in of_run])
+    def show(self, pairs: Mapping[str, list[Pair]], is_ratio: bool) -> None:
+        """Print the mean over sets, of all runs and, where there are several, of each. `pairs`: by run."""
+        self.shown = _mean([pair for of_run in pairs.values() for pair in of_run], is_ratio)
         if len(pairs) > 1 and not self.is_exact:
-            each = (f"{label}: {self.form(mean(of_run)[0], 0)}" for label, of_run in pairs.items())
+            each = (f"{label}: {self.form(_mean(of_run, is_ratio)[0], 0)}" for label, of_run in pairs.items())
             self.claimed += f" ({', '.join(each)})"
 
     def _apart(self, value: float) -> str:
@@ -186,7 +177,7 @@ class _Side:
         text, claimed = f"{self.name} {self.form(self.shown[0], 0)}", f", claimed {self.claimed}"
         if self.is_exact:
             return ("does not hold" if against else "holds"), text + claimed, None
-        if not self.decides:
+        if not decides(self.units):
             return "undecided", text + claimed, None
         value, (low, high) = self.pooled[0], interval(self.pooled, self.units, not self.is_trend)
         shown = interval(self.shown, self.units, not self.is_trend).clip(-self.largest, self.largest)
@@ -251,7 +242,7 @@ def judge(
     verdict = min((one[0] for one in verdicts), key=_WORST.index)
     if verdict in ("holds", "holds on average") and _lacking(claim, due, comparison.cells):
         return found("undecided", numbers, prompts, why="Not all of it is measured yet.")
-    few = verdict == "undecided" and not all(one.decides for one in sides)
+    few = verdict == "undecided" and not all(decides(one.units) for one in sides)
     needed = [one[2] for one in verdicts if one[0] == "undecided" and one[2] is not None]
     more = max(needed, default=None) if verdict == "undecided" else None
     return found(verdict, numbers, prompts, more, TOO_FEW if few else "")
@@ -305,29 +296,19 @@ class _Sides:
         side.places.append(f"{of} ({label})" if label and len(self.labels) > 1 else of)
         side.units += units
 
+    def _paired(self, label: str, first: str, second: str, sets: Sequence[str] = ()) -> dict[str, Pair]:
+        """Numbers of two rows by set, if both have a value, and equally many prompts: not if a run was stopped."""
+        rows = first, second
+        one, other = (self.comparison.metric(self.claim.metric, label, row, sets or self.claim.sets) for row in rows)
+        alike = [of for of in one if of in other and self._units(label, first, of) == self._units(label, second, of)]
+        return {of: (one[of], other[of]) for of in alike if not np.isnan([one[of][0], other[of][0]]).any()}
+
     def _values(self, label: str, row: str, sets: Sequence[str] = ()) -> dict[str, Numbers]:
-        claim, sets = self.claim, sets or self.claim.sets
-        own = {
-            of: one
-            for of, one in self.comparison.metric(claim.metric, label, row, sets).items()
-            if not np.isnan(one[0])
-        }
-        if claim.over is None:
-            return own
-        base = self.comparison.metric(claim.metric, label, claim.over, sets)
-        paired = [
-            of
-            for of in own
-            if of in base and not np.isnan(base[of][0]) and self._are_paired(label, row, claim.over, of)
-        ]
-        return {of: own[of] / np.maximum(base[of], 1e-9) for of in paired}
+        pairs = self._paired(label, row, self.claim.over or row, sets)
+        return {of: _mean([pair], self.claim.over is not None) for of, pair in pairs.items()}
 
     def _units(self, label: str, row: str, of: str) -> list[Units]:
         return self.comparison.units(label, row, (of,))
-
-    def _are_paired(self, label: str, first: str, second: str, of: str) -> bool:
-        """Whether two rows have equally many prompts of a set, which they do not if a run was stopped."""
-        return self._units(label, first, of) == self._units(label, second, of)
 
     def _form(self, value: float, more: int = 0) -> str:
         return _ratio(value, more) if self.claim.over is not None else self.metric.printed(value, more)
@@ -338,12 +319,11 @@ class _Sides:
 
     def _pair(self, first: str, second: str) -> _Side:
         side = _Side(f"{first} / {second}:", _ratio, "above 1.00" if self.sign > 0 else "below 1.00")
-        both: dict[str, list[tuple[Numbers, Numbers]]] = {}
+        both: dict[str, list[Pair]] = {}
         for label in self.labels:
-            one, other = self._values(label, first), self._values(label, second)
-            for of in (name for name in one if name in other and self._are_paired(label, first, second, name)):
-                both.setdefault(label, []).append((one[of], other[of]))
-                self._add(side, self.sign * (one[of] - other[of]), label, of, self._units(label, first, of))
+            for of, (one, other) in self._paired(label, first, second).items():
+                both.setdefault(label, []).append((one, other))
+                self._add(side, self.sign * (one - other), label, of, self._units(label, first, of))
         if both:
             over, under = _means([pair for pairs in both.values() for pair in pairs])
             side.pooled = self.sign * (over - under)
@@ -374,13 +354,12 @@ class _Sides:
         wanted = " and ".join(f"at {side} {self._exact(bound)}" for side, bound in bounds.items() if bound is not None)
         limits = tuple(bound for bound in bounds.values() if bound is not None)
         side = _Side(f"{name}:", self._form, wanted, limits, is_bound=True, is_exact=self.metric.is_exact)
-        pairs: dict[str, list[tuple[Numbers, Numbers]]] = {}
+        pairs: dict[str, list[Pair]] = {}
         for label in self.labels:
-            base = self.comparison.metric(claim.metric, label, claim.over or row, claim.sets)
-            for of, numbers in self._values(label, row).items():
-                own = self.comparison.metric(claim.metric, label, row, (of,))[of]
-                pairs.setdefault(label, []).append((own, base[of]))
-                self._add(side, self._within(numbers), label, of, self._units(label, row, of))
+            for of, pair in self._paired(label, row, claim.over or row).items():
+                pairs.setdefault(label, []).append(pair)
+                within = self._within(_mean([pair], claim.over is not None))
+                self._add(side, within, label, of, self._units(label, row, of))
         if pairs:
             side.show(pairs, is_ratio=claim.over is not None)
             side.pooled = self._within(side.shown)
@@ -388,11 +367,9 @@ class _Sides:
 
     def _within(self, numbers: Numbers) -> Numbers:
         """The distance to the claim's nearest bound, negative outside."""
-        least, most = self.claim.at_least, self.claim.at_most
-        gaps = [numbers - least] if least is not None else []
-        gaps += [most - numbers] if most is not None else []
-        within: Numbers = np.min(gaps, axis=0)
-        return within
+        least = -np.inf if self.claim.at_least is None else self.claim.at_least
+        most = np.inf if self.claim.at_most is None else self.claim.at_most
+        return np.minimum(numbers - least, most - numbers)
 
     def _groups(self, row: str) -> _Side:
         """The first group of sets against the second."""
@@ -408,7 +385,7 @@ class _Sides:
                 self._add(side, self.sign * (one - other), label, "these sets", units)
         if pairs:
             one, other = _means(pairs)
-            side.pooled, side.shown = self.sign * (one - other), one / np.maximum(other, 1e-9)
+            side.pooled, side.shown = self.sign * (one - other), _mean(pairs, is_ratio=True)
         return side
 
 
@@ -416,10 +393,17 @@ def _ratio(value: float, more: int = 0) -> str:
     return f"{value:.{2 + more}f}"
 
 
-def _means(pairs: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
+def _means(pairs: Sequence[Pair]) -> Pair:
     """The mean over pairs of the first numbers, and of the second."""
     first, second = (np.mean(numbers, axis=0) for numbers in zip(*pairs, strict=True))
     return first, second
+
+
+def _mean(pairs: Sequence[Pair], is_ratio: bool) -> Numbers:
+    """The mean of the first numbers, divided by that of the second for a ratio."""
+    own, over = _means(pairs)
+    found: Numbers = own / np.maximum(over, 1e-9) if is_ratio else own
+    return found
 
 
 def _rise(levels: Numbers) -> Numbers:

@@ -114,6 +114,7 @@ NAMED_WRONGLY: dict[str, tuple[dict[str, Any], str]] = {
     "a row's run": ({"rows": [{"name": "TR", "runs": ["T=0"]}]}, "row TR: .* T=0"),
     "a claim's row": ({"claims": [{"id": "G1", "text": "", "order": ["EAGLE", "TR"]}]}, "claim G1: .* named EAGLE"),
     "no kind of claim": ({"claims": [{"id": "G1", "text": ""}]}, "claim G1: give one of order"),
+    "an order's base": ({"claims": [{"id": "G1", "text": "", "order": ["TR", "TR"], "over": "TR"}]}, "G1: over='TR'"),
     "a claim's set": ({"claims": [{"id": "G1", "text": "", "rises": ["TR"], "sets": ["maths"]}]}, "claim G1: .* maths"),
     "a panel's run": ({"panels": [{"kind": "bars", "metric": "speedup", "title": "A", "runs": ["T"]}]}, "A: .* T"),
 }
