@@ -22,11 +22,6 @@ from outpace.kernels.build import build, loaded_kernels
 from outpace.methods.catalog import build_proposer
 
 
-def client_environment() -> dict[str, Any]:
-    """The machine that asks a server, for a record: hardware, versions and git revision."""
-    return _host("outpace", "httpx")
-
-
 def environment(
     device: torch.device, dtype: torch.dtype, quantize: str = "none", kv_cache_dtype: str = "auto"
 ) -> dict[str, Any]:
@@ -34,7 +29,7 @@ def environment(
     without them, for a record."""
     gpu = {"hardware": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
-        **_host("outpace", "torch", "transformers"),
+        **host("outpace", "torch", "transformers"),
         **gpu,
         "threads": torch.get_num_threads(),
         "device": str(device),
@@ -45,8 +40,9 @@ def environment(
     }
 
 
-def _host(*packages: str) -> dict[str, Any]:
-    """Hardware and versions. The git revision is that of the checkout this package runs from, None without one."""
+def host(*packages: str) -> dict[str, Any]:
+    """Hardware, versions and git revision, for a record: the commit of the checkout that this package runs from, None
+    without one."""
     return {
         "hardware": cpu_name(),
         "cores": psutil.cpu_count(logical=False),
@@ -72,9 +68,9 @@ def cpu_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
         if "model name" not in text:  # as on ARM
-            text = _printed("lscpu")
+            text = _printed("lscpu") or ""
     except OSError:
-        text = _printed("sysctl", "machdep.cpu.brand_string")  # of Macs
+        text = _printed("sysctl", "machdep.cpu.brand_string") or ""  # of Macs
     lines = [line.partition(":") for line in text.splitlines()]
     names = [name.strip() for label, _, name in lines if label.strip().lower() in _NAME_LABELS]
     return " + ".join(dict.fromkeys(names)) or platform.processor() or platform.machine()
@@ -83,16 +79,17 @@ def cpu_name() -> str:
 _NAME_LABELS = ("model name", "machdep.cpu.brand_string")
 
 
-def _printed(*command: str) -> str:
-    """A program's standard output in English; empty if it cannot be run."""
+def _printed(*command: str) -> str | None:
+    """A program's standard output in English; None if it cannot be run, or fails."""
     try:
         where = os.environ | {"LC_ALL": "C"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, env=where).stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=where)
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 
 
 def held_mb(*owners: object) -> float:
@@ -110,14 +107,11 @@ def held_mb(*owners: object) -> float:
             held |= [_storage(found)]
         elif isinstance(found, np.ndarray):
             held[id(found)] = found.nbytes
-        elif isinstance(found, Mapping):
-            held[id(found)] = sys.getsizeof(found)
-            waiting += [value for value in found.values() if _may_hold(value)]
         elif isinstance(found, _CONTAINERS):
             held[id(found)] = sys.getsizeof(found)
-            waiting += [value for value in found if _may_hold(value)]
+            waiting += filter(_may_hold, found.values() if isinstance(found, Mapping) else found)
         else:
-            waiting += [value for value in getattr(found, "__dict__", {}).values() if _may_hold(value)]
+            waiting += filter(_may_hold, getattr(found, "__dict__", {}).values())
     return sum(held.values()) / 2**20
 
 
@@ -175,13 +169,6 @@ PACKAGE = Path(__file__).parents[1]
 
 def git(*arguments: str) -> str | None:
     """Output of a git command in this package's checkout; None for an installed copy, even inside another checkout."""
-    try:
-        is_ours = _said("ls-files", "--error-unmatch", "--", "__init__.py") is not None
-        return _said(*arguments) if is_ours else None
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _said(*arguments: str) -> str | None:
-    done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=20)
-    return done.stdout.strip() if done.returncode == 0 else None
+    here = ("git", "-C", str(PACKAGE))
+    is_ours = _printed(*here, "ls-files", "--error-unmatch", "--", "__init__.py") is not None
+    return _printed(*here, *arguments) if is_ours else None

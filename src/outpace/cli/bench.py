@@ -187,13 +187,13 @@ def _bench_endpoint(
     """Measure a server."""
     from outpace.bench.endpoint import EndpointRun
     from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
-    from outpace.bench.environment import client_environment
+    from outpace.bench.environment import host
     from outpace.endpoint.client import Endpoint
     from outpace.endpoint.server import find_server
 
     with Endpoint(url, api_key) as endpoint:
         server = find_server(endpoint, model)
-        run = EndpointRun(endpoint, server, plan, client_environment())
+        run = EndpointRun(endpoint, server, plan, host("outpace", "httpx"))
         with progress_bar("bench", len(plan.items)) as advance:
             records = collect(
                 run, len(plan.items), out, advance, lambda found: endpoint_line(summarise_endpoint(found))
