@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 LEAST_GAIN = 0.3
 """Least acceptance probability with which a drafted token pays for its row, where the time of rows was not measured."""
@@ -35,20 +36,10 @@ class PassTimes:
     ms: tuple[float, ...]
 
     @cached_property
-    def least_ms(self) -> tuple[float, ...]:
-        """Entry n: the least average time per added node, over all ways to add nodes to a pass of n or more."""
-        least, found = float("inf"), []
-        hull = [len(self.ms) - 1]  # lower hull of the later points: the least slope leads to its nearest corner
-        for start in range(len(self.ms) - 2, -1, -1):
-            while len(hull) > 1 and self._slope(start, hull[-1]) >= self._slope(start, hull[-2]):
-                hull.pop()
-            least = min(least, self._slope(start, hull[-1]))
-            found.append(max(least, 0.0))
-            hull.append(start)
-        return (*reversed(found),)
-
-    def _slope(self, start: int, end: int) -> float:
-        return (self.ms[end] - self.ms[start]) / (end - start)
+    def least_ms(self) -> NDArray[np.float64]:
+        """Entry n: the least average time per added node, over all ways to add nodes to a pass of n or more. A single
+        node has it: no average is less than the least of its terms."""
+        return np.minimum.accumulate(np.diff(self.ms)[::-1])[::-1].copy()
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class Prices:
     def least_gain(self, count: int) -> float:
         """Acceptance probability below which no node after the first `count` can be taken."""
         least = self.times.least_ms
-        return self.rate * least[count] if count < len(least) else float("inf")
+        return self.rate * float(least[count]) if count < len(least) else float("inf")
 
 
 def best_size(gains: Iterable[float], costs: Iterable[float], fixed: float = 0.0) -> tuple[int, float]:
@@ -90,11 +81,9 @@ def best_size(gains: Iterable[float], costs: Iterable[float], fixed: float = 0.0
         costs: of the same trees, in the same unit.
         fixed: cost of any tree with nodes, such as the time of drafting.
     """
-    best, most = 0, 0.0
-    for size, (gain, cost) in enumerate(zip(gains, costs, strict=False), start=1):
-        if gain - cost - fixed > most:
-            best, most = size, gain - cost - fixed
-    return best, most
+    nets = [0.0, *(gain - cost - fixed for gain, cost in zip(gains, costs, strict=False))]
+    best = max(range(len(nets)), key=nets.__getitem__)  # the smallest of equals
+    return best, nets[best]
 
 
 def allocate(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tuple[list[int], float]:

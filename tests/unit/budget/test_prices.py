@@ -41,7 +41,7 @@ def test_least_gain_leaves_nothing_out() -> None:
 
 
 def test_least_times_are_those_of_all_pairs() -> None:
-    """Guards against a corner of the hull that is passed over, by which growth would end too early or too late."""
+    """Guards against a cheap node behind dear ones that is passed over, by which growth would end too early or late."""
     for seed in range(50):
         times = some_prices(seed)[0].times
         ms, last = times.ms, len(times.ms) - 1

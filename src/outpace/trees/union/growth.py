@@ -165,8 +165,7 @@ class CompiledGrower:
 
     def grow(self, requests: Sequence[GrowthRequest]) -> list[Growth]:
         trees = structs.array(structs.Growing, len(requests))()
-        least_ms = {id(one.prices.times): np.array(one.prices.times.least_ms) for one in requests if one.prices}
-        calls = [_KernelTree(tree, request, least_ms) for tree, request in zip(trees, requests, strict=True)]
+        calls = [_KernelTree(tree, request) for tree, request in zip(trees, requests, strict=True)]
         if calls:
             call("grow", ctypes.byref(_LAYOUT), trees, len(trees))
         return [call.growth() for call in calls]
@@ -190,7 +189,7 @@ class CompiledGrower:
 class _KernelTree:
     """A request as the kernels read it, with memory for its tree. The structure holds addresses in these arrays."""
 
-    def __init__(self, tree: structs.Growing, request: GrowthRequest, least_ms: dict[int, Any]) -> None:
+    def __init__(self, tree: structs.Growing, request: GrowthRequest) -> None:
         self._tree, self._draft, self._inputs = tree, request.draft, list[Any]()
         budget, context, draft = request.budget, request.sampling, request.draft
         most = (budget + 1) * _MOST_RETRIEVED + (0 if draft is None else len(draft))
@@ -218,7 +217,7 @@ class _KernelTree:
             keys = [request.noise_key(depth) for depth in range(request.noise_depths)]
             tree.noise = self._input(keys, np.int32)
         if request.prices is not None:
-            least_gains = least_ms[id(request.prices.times)] * request.prices.rate
+            least_gains = request.prices.times.least_ms * request.prices.rate
             tree.least_gains, tree.least_count = self._input(least_gains, np.float64), len(least_gains)
 
     def _add_matrix(self, matrix: TransitionMatrix) -> None:
