@@ -127,8 +127,8 @@ class SampleSet(Dataset[TrainingSample]):
         chosen = [index for index, first in enumerate(self._firsts) if first in prompts]
         if len(chosen) >= len(self):
             raise InvalidRequest(
-                f"data.held_out={count}: leaves nothing of {len(self)} sequences, of {self.distinct} different prompts, "
-                "to train on; give more prompts or hold out fewer"
+                f"data.held_out={count}: leaves nothing of {len(self)} sequences, of {self.distinct} different "
+                "prompts, to train on; give more prompts or hold out fewer"
             )
         return tuple(chosen)
 
