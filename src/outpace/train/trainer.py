@@ -229,7 +229,7 @@ class Trainer:
         made = make_optimizers(objective.net, settings)
         if accelerator.is_fsdp2:
             # Accelerate's policy casts losses, their weights and gradients to bfloat16, and adds passes up in it.
-            # Autocast alone computes in bfloat16, as with a single process.
+            # Autocast alone computes in bfloat16 (see `_train_step`), as with a single process.
             accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
         self._module, *self._optimizers = accelerator.prepare(objective, *made)
         self._schedules = [schedule_of(optimizer, settings, self.steps) for optimizer in made]
@@ -298,7 +298,8 @@ class Trainer:
             batch = replace(self._with_features(next(passes)), step_seed=seed)
             # Gradients of several passes are reduced over processes once, with the last.
             with nullcontext() if at + 1 == count else accelerator.no_sync(self._module):
-                terms = self._module(batch, self._step / self.steps)
+                with accelerator.autocast():  # which Accelerate adds itself, but not under FSDP
+                    terms = self._module(batch, self._step / self.steps)
                 accelerator.backward(terms["loss"])
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros_like(value.detach())) + value.detach()

@@ -248,7 +248,7 @@ def test_two_processes_learn_what_one_does(how: str, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_weights_spread_over_processes_add_up_in_float32(tmp_path: Path) -> None:
     """Guards against sums of losses, of their weights and of gradients in bfloat16, where only products should be: of
-    many passes it loses the last ones."""
+    many passes it loses the last ones; and against products in float32, whatever `training.precision` says."""
     on_two_processes(tmp_path, "fsdp in bfloat16")
     progress = [line["progress"] for line in read_log(tmp_path) if "loss" in line]
     assert progress == pytest.approx([step / 15 for step in range(15)])

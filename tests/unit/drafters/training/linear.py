@@ -89,8 +89,11 @@ if __name__ == "__main__":
             sharding.set_mixed_precision("bf16")  # as Accelerate does, but only on GPUs
     trained = trainer(out, plugin=sharding, micro_batch_size=2)
     assert all(isinstance(one, DTensor) == (how != "copies") for one in trained._module.parameters())
+    computed = set[torch.dtype]()
+    trained._objective.net.register_forward_hook(lambda net, given, made: computed.add(made.dtype))
     try:
         trained.run()
     finally:
         trained._accelerator.end_training()
+    assert computed == {torch.bfloat16 if how == "fsdp in bfloat16" else torch.float32}, computed
     os._exit(0)  # threads of a process group that outlive it end the process by SIGABRT, now and then
