@@ -325,8 +325,10 @@ class Suite:
     def _check_prompts(self, job: SetRun, items: Sequence[WorkItem]) -> None:
         """Refuse to measure rows next to those that were measured on other prompts under the same name."""
         wanted, said = {"prompts": fingerprint(items)}, f"out={str(self.folder)!r}: its records of {job.of} were made"
-        for file in sorted((self.folder / "records" / job.key).glob(f"*/{SETTINGS}")):
-            check_same({"prompts": object_of(file, text_of(file)).get("prompts")}, wanted, said)
+        for records in sorted((self.folder / "records" / job.key).glob(f"*/{RECORDS}")):
+            file = records.with_name(SETTINGS)
+            if records.stat().st_size:  # not stopped before its first record
+                check_same({"prompts": object_of(file, text_of(file)).get("prompts")}, wanted, said)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
