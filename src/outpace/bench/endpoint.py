@@ -133,7 +133,7 @@ class EndpointRun:
                 answers: list[str] = []
                 for turn in range(len(item.turns)):
                     (run,) = under_load(self._endpoint, [self._request(item, turn, answers, method)], 1)
-                    answers.append(run.text)
+                    answers.append(run.answer)
 
     def _measure(self, number: int, order: Sequence[str]) -> list[Record]:
         """A group's records: turn by turn, each by every method."""
@@ -151,7 +151,7 @@ class EndpointRun:
             loaded = waves[first][-1].runs
             wanted.append(self._ask(asked, turn, answers, first, 1, is_timed=False) if self.plan.check else loaded)
             for place, run in loaded.items():  # all continue one conversation
-                answers[place].append(run.text)
+                answers[place].append(run.answer)
         about = {"concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
         is_compared = self.plan.check or len(self.methods) > 1
         records = []
@@ -281,7 +281,7 @@ def _ask(endpoint: Endpoint, asked: Asked, start: float, arrival: float, is_over
         "reused_tokens": cached,
     }
     counters |= {name: report[name] for name in REPORTED if report.get(name) is not None}
-    return TurnRun((), stream.text, stream.finish_reason or "unknown", counters)
+    return TurnRun((), stream.text, stream.finish_reason or "unknown", counters, stream.answer)
 
 
 ONLY_REPORTED = (*REPORTED[:4], "tokens_per_step", "accepted_per_step")

@@ -23,12 +23,14 @@ PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 
 @dataclass(frozen=True)
 class TurnRun:
-    """One method's answer to one turn. For a server that reports no ids, the counter `new_tokens` has their number."""
+    """One method's answer to one turn. For a server that reports no ids, the counter `new_tokens` has their number;
+    `answer` is its text without thoughts, as which a conversation goes on."""
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
     counters: dict[str, Any]
+    answer: str = ""
 
     @property
     def new_tokens(self) -> int:

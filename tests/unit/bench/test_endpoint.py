@@ -15,7 +15,7 @@ from outpace.data.workload import WorkItem
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import Server
 from outpace.lib.errors import InvalidRequest
-from tests.unit.endpoint.fake import Answer, Reply, serving, streamed
+from tests.unit.endpoint.fake import Answer, Reply, event, serving, streamed
 
 ITEMS = (
     WorkItem("one", "d", ("Hi.",)),
@@ -75,6 +75,25 @@ def test_a_record_for_each_prompt_and_method() -> None:
     turns = 1 + len(ITEMS)
     assert [asked.count(method) for method in methods] == [2 * turns, *[turns] * 5], "plain once more, alone"
     assert all(record["equal"] for record in records)
+
+
+def test_a_conversation_goes_on_without_thoughts() -> None:
+    """Guards against second turns with the thoughts of the first as a part of its answer, which no client sends; they
+    are compared and recorded, though."""
+
+    def thinking(path: str, body: dict[str, Any]) -> Reply:
+        if not body:
+            return Reply([{}], 404)
+        said = {"delta": {"reasoning_content": "Hm."}}, {"delta": {"content": "Yes"}, "finish_reason": "stop"}
+        chunks = [event({"choices": [choice]}) for choice in said]
+        return Reply([*chunks, event("[DONE]")], headers={"Content-Type": "text/event-stream"})
+
+    plan = EndpointPlan(ITEMS[1:2], PARAMS, levels=(1,), warm_items=ITEMS[1:2])
+    with serving(thinking) as seen, Endpoint(seen.url) as endpoint:
+        ((record,),) = EndpointRun(endpoint, THEIRS, plan, MACHINE).groups()
+    earlier = [body["messages"][1]["content"] for body in seen.bodies if len(body["messages"]) == 3]
+    assert earlier == ["Yes"] * 3, "warm, measured, and alone"
+    assert (record["texts"], record["equal"]) == (["Hm.Yes"] * 2, True)
 
 
 def test_what_speculation_did_is_recorded_as_the_server_reports_it() -> None:
