@@ -167,7 +167,7 @@ def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, 
     ("more", "complaint"),
     [
         (("training.batch_size=3",), "training.batch_size=3: must be a multiple"),
-        (("data.held_out=9",), "data.held_out=9: leaves nothing of 9 prompts"),
+        (("data.held_out=9",), "data.held_out=9: leaves nothing of 9 different prompts"),
         (("--start", "nothing/there"), "start='nothing/there': no such folder"),
         (("--features", "nowhere"), "features='nowhere': no readable about.json"),
     ],
@@ -186,15 +186,19 @@ def test_a_mistake_is_refused_before_the_target_is_loaded(
     target: Path, prompts: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against minutes of loading, or a folder of answers, before the refusal of a folder that holds none, of two
-    prompts with one id, and of a format of features."""
+    prompts with one id, of prompts that all ask the same, and of a format of features."""
     monkeypatch.setattr("outpace.models.loading.load.read_model", None)  # no model can be loaded
     twice, out, asked = tmp_path / "twice.jsonl", tmp_path / "run", given(target, prompts)
     twice.write_text(prompts.read_text() * 2)
+    alike = tmp_path / "alike.jsonl"
+    alike.write_text("".join(json.dumps({"id": f"p{at}", "turns": ["Hi."]}) + "\n" for at in range(9)))
     for only in ((), ("--dry-run",)):
         with pytest.raises(ModelError, match=r"answers='nowhere': no readable about\.json"):
             run("medusa", target, prompts, out, "--answers", "nowhere", *only)
         with pytest.raises(InvalidRequest, match="'p0' occurs twice"):
             run("medusa", target, twice, out, *only)
+        with pytest.raises(InvalidRequest, match="data.held_out=2: leaves nothing of 1 different prompts"):
+            run("medusa", target, alike, out, *only)
     for step in ("capture medusa", "transitions"):
         with pytest.raises(ModelError, match=r"answers='nowhere': no readable about\.json"):
             run_json("train", *step.split(), *asked, "--answers", "nowhere", "--out", str(tmp_path / "made"))

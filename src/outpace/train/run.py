@@ -171,13 +171,13 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], progress
 
 def check(run: Run, items: Sequence[WorkItem], processes: int = 1) -> None:
     """Refuse invalid settings before the target is loaded and answers are made, which may take hours."""
-    prompts = len(by_id(items))
+    prompts = len({item.digest for item in by_id(items).values()})  # those that ask the same are held out together
     training, held_out = run.settings.training, run.settings.data.held_out_of(prompts)
     BatchSampler((), training.batch_size, training.micro_batch_size, training.seed, processes=processes)
     if held_out >= prompts:
         raise InvalidRequest(
-            f"data.held_out={held_out}: leaves nothing of {prompts} prompts to train on; give more prompts or hold out "
-            "fewer"
+            f"data.held_out={held_out}: leaves nothing of {prompts} different prompts to train on; give more prompts "
+            "or hold out fewer"
         )
     if run.answers is not None:
         read_about(run.answers)
