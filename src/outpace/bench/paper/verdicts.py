@@ -135,7 +135,7 @@ class _Side:
         units: the prompts, or batches, of each of them.
         is_exact: it is a count, which needs no interval.
         is_trend: it is a difference between runs, not their mean.
-        largest: what is printed can be, with either sign.
+        largest: the largest absolute value that `shown` can have.
     """
 
     name: str
