@@ -38,8 +38,9 @@ class PassTimes:
     @cached_property
     def least_ms(self) -> NDArray[np.float64]:
         """Entry n: the least average time per added node, over all ways to add nodes to a pass of n or more. A single
-        node has it: no average is less than the least of its terms."""
-        return np.minimum.accumulate(np.diff(self.ms)[::-1])[::-1].copy()
+        node has it: no average is less than the least of its terms. Not below 0, where times fall by rounding or in a
+        damaged file."""
+        return np.minimum.accumulate(np.diff(self.ms).clip(min=0.0)[::-1])[::-1].copy()
 
 
 @dataclass(frozen=True)

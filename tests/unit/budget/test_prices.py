@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outpace.budget.costs import PassTimes, Prices, allocate
+from outpace.budget.costs import ROWS, PassCosts, PassTimes, Prices, allocate
 
 
 def some_prices(seed: int) -> tuple[Prices, list[float]]:
@@ -47,6 +47,16 @@ def test_least_times_are_those_of_all_pairs() -> None:
         ms, last = times.ms, len(times.ms) - 1
         own = [min((ms[end] - ms[at]) / (end - at) for end in range(at + 1, last + 1)) for at in range(last)]
         assert times.least_ms == pytest.approx([min(own[start:]) for start in range(last)], abs=1e-12)
+
+
+def test_no_node_takes_less_than_no_time() -> None:
+    """Guards against negative prices of nodes: interpolated times of a plateau fall by rounding, and those of a damaged
+    file by more."""
+    assert PassTimes((2.0, 1.0, 3.0)).least_ms.tolist() == [0.0, 2.0]
+    costs = PassCosts()
+    for seed in range(50):
+        costs.set_measured([random.Random(seed).uniform(1, 10)] * len(ROWS))
+        assert min(costs.times(1, 0, 60 + seed).least_ms) >= 0
 
 
 def test_who_drafts_well_leaves_room_for_others() -> None:
