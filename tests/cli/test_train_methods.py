@@ -197,7 +197,7 @@ def test_a_mistake_is_refused_before_the_target_is_loaded(
             run("medusa", target, prompts, out, "--answers", "nowhere", *only)
         with pytest.raises(InvalidRequest, match="'p0' occurs twice"):
             run("medusa", target, twice, out, *only)
-        with pytest.raises(InvalidRequest, match="data.held_out=2: leaves nothing of 1 different prompts"):
+        with pytest.raises(InvalidRequest, match=r"data.held_out=2: leaves nothing of 1 different prompts"):
             run("medusa", target, alike, out, *only)
     for step in ("capture medusa", "transitions"):
         with pytest.raises(ModelError, match=r"answers='nowhere': no readable about\.json"):
