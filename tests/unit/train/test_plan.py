@@ -40,7 +40,7 @@ def test_prompts_are_read_once_for_whole_answers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(plan, "perf_counter", lambda: model.now)
     settings = SimpleNamespace(regenerate=SimpleNamespace(batch_size=4))
     run: Any = SimpleNamespace(target="x", dtype="auto", device="cpu", settings=settings)
-    items = [WorkItem(str(at), "x", ("Hello",)) for at in range(6)]
+    items = [WorkItem(str(at), "x", (f"Hello {at}",)) for at in range(6)]
     assert plan.answer_seconds(run, items, turns=10, tokens=1000) == pytest.approx(10 * 3.5 + 1000 * 0.5)
     assert options["enable_prefix_caching"] is False, "the second try would read no prompts"
 
@@ -78,7 +78,7 @@ def test_memory_is_measured_while_the_target_is_there_once(monkeypatch: pytest.M
         "answer_seconds": lambda *_: done("answers", 3600.0),
         "try_training": lambda *_: done("training", (1.0, 2e9)),
     }
-    found = planned(monkeypatch, [WorkItem(str(at), "x", ("Hello",)) for at in range(10)], **stubs)
+    found = planned(monkeypatch, [WorkItem(str(at), "x", (f"Hello {at}",)) for at in range(10)], **stubs)
     assert order == ["training", "answers"]
     assert list(found["hours"]) == ["answers", "training"], "in the order of a run"
     assert found["memory_gb"] == 2.0
@@ -86,7 +86,7 @@ def test_memory_is_measured_while_the_target_is_there_once(monkeypatch: pytest.M
 
 def test_all_turns_of_held_out_prompts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an estimate that holds out a turn for each prompt: of conversations a run holds out all turns."""
-    items = [WorkItem(str(at), "x", ("Hello",) * (2 + at % 3)) for at in range(10)]
+    items = [WorkItem(str(at), "x", (f"Hello {at}",) * (2 + at % 3)) for at in range(10)]
     ids, mask = torch.arange(9), torch.arange(9) >= 3
     made = SampleSet(TrainingSample(f"{one.id}/{turn}", ids, mask) for one in items for turn in range(len(one.turns)))
     each_step = ("training.epochs=1", "training.batch_size=1", "training.micro_batch_size=1", "data.held_out=4")
