@@ -319,8 +319,8 @@ class Answer:
         return choice | {"outpace": about}
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
-        """The prompt of a choice, if ids are wanted. As in vLLM, a chat has it beside its choices, a completion within
-        each; in a stream the first chunk of each choice has it."""
+        """The prompt of a choice, if ids are wanted. As in vLLM, an answer to a chat has it once, and a completion in
+        each choice; in a stream the first chunk of each choice has it."""
         ids = self.inputs.prompts[index // self.inputs.params.n]
         return {"prompt_token_ids": ids} if self.body.return_token_ids else {}
 
