@@ -97,7 +97,7 @@ def read_counts(text: str) -> SpeculationCounts | None:
                     totals[sample.name] += int(sample.value)
                 elif sample.name == BY_POSITION:
                     depths[int(sample.labels["position"])] += int(sample.value)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):  # the last of an infinite count
         return None
     per_depth = tuple(depths[depth] for depth in range(max(depths, default=-1) + 1))
     return SpeculationCounts(totals[DRAFTED], totals[ACCEPTED], per_depth) if totals else None

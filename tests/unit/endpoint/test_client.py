@@ -10,7 +10,15 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.endpoint import client
 from outpace.endpoint.client import Endpoint, ServerAway, events
-from outpace.endpoint.server import RemoteChat, Server, SpeculationCounts, find_server, read_counts, sampling_fields
+from outpace.endpoint.server import (
+    DRAFTED,
+    RemoteChat,
+    Server,
+    SpeculationCounts,
+    find_server,
+    read_counts,
+    sampling_fields,
+)
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.endpoint.fake import Reply, event, serving, streamed
 
@@ -279,7 +287,13 @@ def test_counts_are_read_from_vllms_page() -> None:
 
 def test_no_speculation_and_no_metrics() -> None:
     """Guards against an acceptance of nothing where nothing is told, and a benchmark that ends at another page."""
-    for page in ("# TYPE up gauge\nup 1.0\n", "<html>sign in</html>", '{"error":"Unexpected endpoint (GET /metrics)"}'):
+    for page in (
+        "# TYPE up gauge\nup 1.0\n",
+        f"{DRAFTED} +Inf\n",
+        f"{DRAFTED} NaN\n",
+        "<html>sign in</html>",
+        '{"error":"Unexpected endpoint (GET /metrics)"}',
+    ):
         assert read_counts(page) is None
 
 
