@@ -24,7 +24,6 @@ from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodLike, MethodSpec, budget_with, check_own, name_of, own_budget, parse_method
 from outpace.methods.profile import choose, from_speculative_config
-from outpace.methods.stores import ProposerStore
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.loading.load import load_target
@@ -208,7 +207,8 @@ class Model:
         self.exactness = probe(target)
         with stage("preparing the method"):
             choice = choose(name, target, codec, method, drafter, profile)
-        self.method, self.drafters, self.drafter = choice.method, choice.drafters, choice.drafter
+        self.method, self.drafter, self._proposers = choice.method, choice.drafter, choice.proposers
+        self.drafters = self._proposers.drafters
         self.method_name, self.method_from = name_of(self.method), choice.origin
         self.engine = Engine(
             target,
@@ -218,7 +218,6 @@ class Model:
             prompt_slowdown=prompt_slowdown,
         )
         self._budget = checked_budget(budget)
-        self._proposers = ProposerStore(self.drafters)
         with stage("preparing the method"):
             self._default = self.proposer(self.method)  # which is always kept
 

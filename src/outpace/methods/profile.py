@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.methods.catalog import MethodLike, MethodSpec, methods, parse_method
-from outpace.methods.stores import DrafterStore, stored_proposer
+from outpace.methods.stores import DrafterStore, ProposerStore
 from outpace.methods.union import OutpaceOptions
 from outpace.models.costs_file import identity
 from outpace.models.target import PackedTarget
@@ -149,7 +149,7 @@ class Choice:
     """
 
     method: MethodLike
-    drafters: DrafterStore
+    proposers: ProposerStore
     drafter: str | None
     origin: str
 
@@ -172,17 +172,17 @@ def choose(
         profile = read_profile(file)
         if profile is not None:
             try:
-                drafters = DrafterStore(name, target, codec, profile.drafter)
-                stored_proposer(drafters.settled(profile.method), drafters)
+                proposers = ProposerStore(DrafterStore(name, target, codec, profile.drafter))
+                proposers.get(parse_method(profile.method))
                 origin = f"from the profile of {profile.made}, {file}"
-                return Choice(drafters.named(profile.method), drafters, profile.drafter, origin)
+                return Choice(proposers.drafters.named(profile.method), proposers, profile.drafter, origin)
             except OutpaceError as error:  # a drafter or a file that is gone
                 _ignored(file, str(error))
     drafters = DrafterStore(name, target, codec, drafter)
     if method is not None:
-        return Choice(drafters.named(method), drafters, drafter, "named")
+        return Choice(drafters.named(method), ProposerStore(drafters), drafter, "named")
     chosen = drafters.default_method()
-    return Choice(chosen, drafters, drafter, _origin(parse_method(chosen), drafters))
+    return Choice(chosen, ProposerStore(drafters), drafter, _origin(parse_method(chosen), drafters))
 
 
 def _origin(spec: MethodSpec, drafters: DrafterStore) -> str:

@@ -221,18 +221,18 @@ class ProposerStore:
     """
 
     def __init__(self, drafters: DrafterStore) -> None:
-        self._drafters = drafters
+        self.drafters = drafters
         self._alive: WeakValueDictionary[MethodSpec, Proposer] = WeakValueDictionary()
         self._recent: OrderedDict[MethodSpec, Proposer] = OrderedDict()  # the one asked for last is the last
         self._building = Lock()
 
     def get(self, spec: MethodSpec) -> Proposer:
         """The proposer of a method, built if there is none."""
-        spec = self._drafters.settled(spec)
+        spec = self.drafters.settled(spec)
         with self._building:  # by one thread, or a draft model would be read twice
             proposer = self._alive.get(spec, self._recent.get(spec))
             if proposer is None:
-                proposer = stored_proposer(spec, self._drafters)
+                proposer = stored_proposer(spec, self.drafters)
             self._recent[spec] = proposer
             with suppress(TypeError):  # a plugin's may have slots, and nothing that could refer to it
                 self._alive[spec] = proposer

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import outpace
+from outpace.drafters.build_context import BuildContext
 from outpace.kernels.build import Build
 from outpace.lib.errors import InvalidRequest
-from outpace.methods import profile
+from outpace.methods import profile, stores
+from outpace.methods.catalog import MethodSpec
 from outpace.methods.profile import Figures, Profile, profile_file, read_profile, write_profile
 from outpace.models import costs_file
 from tests.unit.methods.test_speculative_config import NGRAM
@@ -66,6 +68,21 @@ def test_what_was_written_is_read_and_taken(folder: str, monkeypatch: pytest.Mon
     monkeypatch.chdir(Path(folder).parent)
     assert load(Path(folder).name).method_name == "recycle:budget=7", "the same folder by another way"
     assert load(folder, profile=False).method_from == "the default"
+
+
+def test_the_method_of_a_profile_is_built_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a load that builds the method of a profile, drops it and builds it again: `self` copied all
+    weights twice."""
+    keep(folder, made())
+    built, build = list[str](), stores.build_proposer
+
+    def counted(spec: MethodSpec, context: BuildContext) -> Any:
+        built.append(str(spec))
+        return build(spec, context)
+
+    monkeypatch.setattr(stores, "build_proposer", counted)
+    assert load(folder).method_name == "recycle:budget=7"
+    assert built == ["recycle:budget=7"]
 
 
 def test_what_the_user_names_goes_first(folder: str) -> None:
