@@ -149,8 +149,7 @@ class Admission:
 
     def _most(self, session: Session) -> int:
         """The most rows that a request may hold."""
-        longest = min(len(session.prompt_ids) + session.params.max_new_tokens, self._target.max_length)
-        return longest + MAX_TREE_NODES
+        return len(session.prompt_ids) + session.limit + MAX_TREE_NODES
 
     def _may_share(self, session: Session) -> bool:
         return self._roster.shares and not session.params.is_rejection

@@ -240,6 +240,7 @@ class Engine:
                     seed=seed,
                     proposer=proposer,
                     budget=budget,
+                    limit=limit,
                     new_stopper=new_stopper,
                     eos_token_ids=tuple(eos),
                     constraint=self.constraint(params),

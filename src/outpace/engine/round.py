@@ -89,14 +89,14 @@ def run_round(
     phase = Phases()
     with phase("draft"):
         with phase.parts:
-            trees = propose(target, sessions, plan)
+            trees = propose(sessions, plan)
         tokens = [tree.tokens.tolist() for tree in trees]
         for index, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
             check_tree(session.proposer, tree, tokens[index], session.ids[-1], target.vocab_size)
             kept = tree.without_unreachable(session.sampling.ending_ids, tokens[index])
             if session.constraint is not None:
                 said = tokens[index] if kept is tree else kept.tokens.tolist()
-                kept = under_grammar(kept, said, session, room(target, session), plan.prices[index])
+                kept = under_grammar(kept, said, session, session.room, plan.prices[index])
             if kept is not tree:
                 trees[index], tokens[index] = kept, kept.tokens.tolist()
     with phase("forward"):
@@ -141,25 +141,20 @@ def write_prompts(target: Target, prompts: Prompts, pricing: Pricing | None = No
         pricing.learn_prompts((), prompts.context, prompts.rows, 0, phase)
 
 
-def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
+def propose(sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
     """One tree per session; each proposer is called once for all its sessions."""
     trees: dict[int, DraftTree] = {}
     for proposer, members in places_of(session.proposer for session in sessions).items():
         requests = []
         for index in members:
             session = sessions[index]
-            depth = room(target, session) if plan.budgets[index] else 0
+            depth = session.room if plan.budgets[index] else 0
             requests.append(DraftRequest(session.sampling, plan.budgets[index], depth, plan.prices[index]))
         states = [sessions[index].state for index in members]
         own = proposed(proposer, states, requests)
         check_sizes(proposer, own, requests)
         trees |= zip(members, own, strict=True)
     return [trees[index] for index in range(len(sessions))]
-
-
-def room(target: Target, session: Session) -> int:
-    """The maximal depth of a draft. The target's token follows it, so the last token that fits is never a draft."""
-    return max(min(session.remaining, target.max_length - len(session.ids)) - 1, 0)
 
 
 def verify(

@@ -123,6 +123,7 @@ class Session:
     """One sample of one request. It changes only by whole steps, each of which collects what it does in a `Change`.
 
     Attributes:
+        limit: tokens of the answer at most: the request's own limit, or what the context leaves.
         new_stopper: makes the checker that ends the answer.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         is_priced: the cost model chooses the nodes of its trees (`budget.costs.Prices`).
@@ -145,6 +146,7 @@ class Session:
     seed: int
     proposer: Proposer
     budget: int
+    limit: int
     new_stopper: Callable[[], StopChecker]
     eos_token_ids: tuple[int, ...] = ()
     constraint: GrammarConstraint | None = None
@@ -203,9 +205,9 @@ class Session:
         return self.prefilled < len(self.prompt_ids)
 
     @property
-    def remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.params.max_new_tokens - (len(self.ids) - len(self.prompt_ids))
+    def room(self) -> int:
+        """The maximal depth of a draft. The target's token follows it, so the last token that fits is never a draft."""
+        return max(self.limit - (len(self.ids) - len(self.prompt_ids)) - 1, 0)
 
     @cached_property
     def sampling(self) -> SamplingContext:
