@@ -43,7 +43,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         service.check_capacity(1)  # before the request's body is read or encoded, or its grammar compiled
         deadline = Deadline(service.settings.timeout)
         data = await request.body()
-        with service.reading():
+        with service.holding_body():
             async with deadline.enforced():
                 body, inputs = await prepared(service, kind, data)
         entry = request.scope["state"]["entry"]

@@ -16,7 +16,7 @@ News = tuple[int, StepEvent | Sample | Exception]
 class Inbox:
     """Events of one HTTP request, from the engine's thread to the event loop that made it.
 
-    It holds at most one answer of `max_tokens` tokens, so that a client that reads slowly delays no other.
+    It holds at most the request's answers, so that a client that reads slowly delays no other.
     """
 
     def __init__(self) -> None:

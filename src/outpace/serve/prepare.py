@@ -35,7 +35,7 @@ async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Bod
         body = parsed(kind, data, MOST_ENTRIES + service.model.target.max_length)
         return body, engine_inputs(service, body)
 
-    return await service.in_thread(work)  # type: ignore[no-any-return]
+    return await service.in_thread(work)
 
 
 def parsed(kind: type[Body], data: bytes, most: int) -> Body:
@@ -79,7 +79,7 @@ def engine_inputs(service: Service, body: SharedFields) -> EngineInputs:
     except InvalidRequest as error:  # including one about a drafter, which requests cannot name
         raise ApiError(400, str(error), "outpace.method") from error
     prompts = _prompts(model, body)
-    params = _params(model, body, _limit(body, prompts, model.target.max_length))
+    params = model.resolved(_params(model, body, _limit(body, prompts, model.target.max_length)))
     return EngineInputs(prompts, params, method, proposer, budget, continues=isinstance(body, CompletionRequest))
 
 

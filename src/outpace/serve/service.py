@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from outpace.api import Model
 from outpace.core.params import SamplingParams
@@ -19,6 +19,8 @@ from outpace.serve.engine_thread import EngineThread, Inbox, Job
 from outpace.serve.errors import ApiError, from_engine, unavailable
 from outpace.serve.metrics import Metrics
 from outpace.serve.settings import ServeSettings
+
+T = TypeVar("T")
 
 
 def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, Proposer, int | None]:
@@ -70,7 +72,7 @@ class Service:
         self.pieces: Pieces  # set by `open`
         self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
         self._admitted = 0  # samples
-        self._read = 0  # requests with a body in memory that are not admitted yet
+        self._bodies = 0  # whole ones, of requests that are not admitted yet
         self._recent = 1.0  # seconds that a request took, a moving average
 
     def open(self, model: Model) -> None:
@@ -152,16 +154,17 @@ class Service:
             self._recent += 0.1 * (time.monotonic() - began - self._recent)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count a request while its body is read and prepared: at most as many as the queue has free places."""
-        self.check_capacity(1, self._read)
-        self._read += 1
+    def holding_body(self) -> Iterator[None]:
+        """Count a request while its body, which has come whole, is prepared: at most as many as the queue has free
+        places. Bodies that are still coming do not count: slow clients would keep others out."""
+        self.check_capacity(1, self._bodies)
+        self._bodies += 1
         try:
             yield
         finally:
-            self._read -= 1
+            self._bodies -= 1
 
-    async def in_thread(self, work: Any) -> Any:
+    async def in_thread(self, work: Callable[[], T]) -> T:
         """Run slow work, such as encoding a prompt, outside the event loop."""
         _ = self.model  # refuses new work while the server shuts down
         try:
@@ -174,13 +177,10 @@ class Service:
     async def _add(self, inputs: EngineInputs, inbox: Inbox, jobs: list[Job]) -> None:
         model, thread = self.model, self._thread
         assert thread is not None
-        params = await self.in_thread(lambda: model.resolved(inputs.params))
         decoding = partial(model.codec.new_detokenizer, self.pieces if inputs.continues else None)
         for index, prompt in enumerate(inputs.prompts):
-            sessions = await self.in_thread(
-                lambda prompt=prompt: model.engine.add(prompt, params, inputs.proposer, inputs.budget, decoding)
-            )
-            jobs.append(Job(sessions, index * params.n, inbox))
+            add = partial(model.engine.add, prompt, inputs.params, inputs.proposer, inputs.budget, decoding)
+            jobs.append(Job(await self.in_thread(add), index * inputs.params.n, inbox))
         for job in jobs:
             thread.add(job)
 
