@@ -44,15 +44,11 @@ class TokenStream(Iterator[StepEvent]):
 
     def close(self) -> None:
         """Cancel the request if it is still running and free its slot."""
-        self.abandon()
-        self.result = self._engine.result(self._session)
-
-    def abandon(self) -> None:
-        """Close without asking for the result."""
         self._engine.cancel(self._session)
         if (on_end := self._on_end) is not None:  # read once: another thread may close the stream too
             on_end(self._session)
             self._on_end = None
+        self.result = self._engine.result(self._session)
 
     def __enter__(self) -> "TokenStream":
         return self
