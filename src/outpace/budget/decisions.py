@@ -1,6 +1,6 @@
 """Whether and how much to draft in a round: learned acceptance and averages, and one exploration schedule.
 
-Queries change nothing. State changes in `learn`, and in `advance`, which counts a round that was decided.
+Queries change nothing; `advance` counts a round that was decided.
 """
 
 from collections.abc import Hashable, Sequence
