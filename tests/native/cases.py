@@ -18,7 +18,7 @@ from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import FROM_FILE, PANEL, Kind
 from outpace.kernels.topk import KeyedDraws
 from outpace.lib.int8 import quantized, rotated, rotation_of, rounded_rows
-from outpace.models.attention import _attend_on_cpu
+from outpace.models.attention import reference_attention
 from outpace.sampling.noise import gumbel, noise_key
 from tests.native.script import Script
 from tests.unit.kernels.test_attention import TREE, World
@@ -159,7 +159,7 @@ def add_attention(script: Script, coarse: float = 2e-5) -> None:
             exact = copy.copy(world)
             if dtype == torch.bfloat16:  # of which the reference would round queries once more
                 exact.dtype, exact.rows = torch.float32, world.rows.float()
-            expected = _attend_on_cpu(turn(queries)[:, tree], _tree_of(exact), settings)
+            expected = reference_attention(turn(queries)[:, tree], _tree_of(exact), settings)
             found = _attend(script, queries[:, tree], _tree_of(world), settings)
             label = f"attention {dtype} {width} {length}"
             script.close(label, found, expected, 2e-5 if dtype == torch.float32 else coarse)

@@ -1,6 +1,6 @@
 """Attention over slots by the compiled kernels (cpp/attention.h).
 
-Python reference: `models.attention.attend_segments`.
+Python reference: `models.attention.reference_attention`.
 """
 
 import ctypes

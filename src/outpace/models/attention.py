@@ -55,20 +55,21 @@ def tree_attention(
 
 
 def attend_segments(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
-    """[T, heads, head_dim] attention on a CPU of packed rows [heads, T, head_dim], each to its own segment's slot."""
+    """[T, heads, head_dim] attention on a CPU of packed rows [heads, T, head_dim], each to its own segment's slot, by
+    the compiled kernels, else by their reference."""
     if kernel_attention.has_kernels(segments[0].kv):
         return kernel_attention.attend(query, segments, settings)
     if len(segments) == 1:
-        return _attend_on_cpu(query, segments[0], settings)
+        return reference_attention(query, segments[0], settings)
     return torch.cat(
         [
-            _attend_on_cpu(query[:, segment.start : segment.start + segment.count], segment, settings)
+            reference_attention(query[:, segment.start : segment.start + segment.count], segment, settings)
             for segment in segments
         ]
     )
 
 
-def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
+def reference_attention(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
     """Grouped attention whose result for a node depends on its path alone, to the last bit.
 
     The same token can be computed in trees of different shapes and by plain decoding, with its keys at different

@@ -13,7 +13,7 @@ from outpace.core.tree import Topology
 from outpace.kernels import attention
 from outpace.kernels.instructions import multiplies_bfloat16
 from outpace.lib.int8 import rotated, rounded_rows
-from outpace.models.attention import ATTENTION_NAME, _attend_on_cpu
+from outpace.models.attention import ATTENTION_NAME, reference_attention
 from outpace.models.packed import PassPart
 from outpace.models.target import PackedTarget
 from tests.unit.models.tiny import needs_kernels, random_ids, stock_model, tiny_config
@@ -165,7 +165,7 @@ def test_rows_attend_by_a_view_as_in_python(width: int, group: int, dtype: torch
         for layer in (0, 1):
             attended = AttentionSettings(layer, 0.2, window, 20.0)
             found = attention.attend(query, [tree_behind(kv, length, view)], attended)
-            expected = _attend_on_cpu(query, tree_behind(exact, length, view), attended)
+            expected = reference_attention(query, tree_behind(exact, length, view), attended)
             tolerance = 1e-4 if dtype == torch.float32 else 0.03
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
@@ -197,7 +197,7 @@ def test_int8_attends_as_its_reference(width: int, group: int, window: int | Non
         kv, tree = world.slot(range(length + len(TREE)), length), range(length, length + len(TREE))
         segment = Segment(kv, 0, 0, TREE.depth_tensor + length, TREE.ancestor_mask)
         query, how = world.query[:, tree], settings(window, softcap)
-        found, expected = attention.attend(query, [segment], how), _attend_on_cpu(query, segment, how)
+        found, expected = attention.attend(query, [segment], how), reference_attention(query, segment, how)
         tolerance = 0.03 if multiplies_bfloat16() else 1e-5  # queries and weights in bfloat16
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance, msg=f"behind {length} rows")
 

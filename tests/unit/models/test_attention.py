@@ -11,7 +11,7 @@ from outpace.cache.passes import PassCache
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.lib.errors import UnsupportedModel
-from outpace.models.attention import _attend_on_cpu, products, tree_attention
+from outpace.models.attention import products, reference_attention, tree_attention
 from tests.unit.models.company import assert_rows, has_exact_scores
 from tests.unit.models.tiny import drawn
 
@@ -120,7 +120,7 @@ def test_scores_are_capped_before_they_are_masked() -> None:
     """Guards against a cap on the bias, which would let every node see its siblings at the price of the cap."""
     rows = Rows(2, 9, torch.float32)
     segment = Segment(rows.slot(range(9 + len(TREE)), 9), 0, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
-    actual = _attend_on_cpu(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, 1.5))  # [N, H, D]
+    actual = reference_attention(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, 1.5))  # [N, H, D]
     keys, values = rows.keys.repeat_interleave(3, 0), rows.values.repeat_interleave(3, 0)
     scores = torch.tanh(rows.query[:, 9:] @ keys.transpose(1, 2) * 0.7 / 1.5) * 1.5  # [H, N, L]
     scores[..., 9:] = scores[..., 9:].masked_fill(~TREE.ancestor_mask, -torch.inf)
@@ -133,7 +133,7 @@ def test_one_row_that_must_not_see_all_scratch_rows_is_masked() -> None:
     rows = Rows(2, 3, torch.float32)
     visible = torch.tensor([[True, False, True]])
     segment = Segment(rows.slot(range(6), 3), 0, 0, torch.tensor([3, 3, 4]), visible, scratch=2)
-    actual = _attend_on_cpu(rows.query[:, 5:6], segment, AttentionSettings(0, 0.7, None, None))
+    actual = reference_attention(rows.query[:, 5:6], segment, AttentionSettings(0, 0.7, None, None))
     seen = [0, 1, 2, 3, 5]
     expected = nn.functional.scaled_dot_product_attention(
         rows.query[None, :, 5:6], rows.keys[None, :, seen], rows.values[None, :, seen], scale=0.7, enable_gqa=True

@@ -180,7 +180,9 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
     target = tiny_target(config)
     assert exactness_module._until_every_kind(target.decoder) == 3
     assert exactness_module._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
-    plant(monkeypatch, attention, "_attend_on_cpu", lambda rows, segment, how: how.window is None and segment.count > 1)
+    plant(
+        monkeypatch, attention, "reference_attention", lambda _, segment, how: how.window is None and segment.count > 1
+    )
     assert "pass of 9 rows" in probe(target).reason
 
 

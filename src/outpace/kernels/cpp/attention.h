@@ -1,5 +1,5 @@
 // Attention of rows over their slot: committed rows in their order, then the rows of the pass that each sees.
-// Python reference: outpace.models.attention.attend_segments.
+// Python reference: outpace.models.attention.reference_attention.
 //
 // The rows of a request and the query heads that share a key head are computed together, with a query to each lane of a
 // vector (by_query.h) or a key (by_key.h), whichever is faster; both have the same bits. Keys and values are read once for
