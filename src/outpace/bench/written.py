@@ -57,7 +57,7 @@ class WrittenPrompt:
             known = _Piece(start, chunk.tokens, stored, output)
             self.pieces.append(known)
         else:
-            kv.end(chunk.slot, size)
+            kv.reserve(chunk.slot, size)
             for storage, kept in zip(kv.storages, known.storages, strict=True):
                 storage[:, chunk.slot, :, rows] = kept
             kv.commit([chunk.slot], [range(size)])

@@ -134,7 +134,7 @@ class SlotKV:
         for storage, fresh in zip(self.storages, rows, strict=True):
             storage[layer][place] = fresh.to(storage.dtype)
 
-    def end(self, slot: int, count: int) -> int:
+    def reserve(self, slot: int, count: int) -> int:
         """Reserve `count` rows after the committed ones. Returns the row after the last one."""
         end = self.lengths[slot] + count
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
@@ -186,7 +186,7 @@ class Segment:
         view: Tensor | None = None,
     ) -> None:
         self.kv, self.slot, self.start = kv, slot, start
-        self.count, self.end = len(positions) - scratch, kv.end(slot, len(positions))
+        self.count, self.end = len(positions) - scratch, kv.reserve(slot, len(positions))
         self.scratch, self.committed = scratch, kv.lengths[slot]
         self.positions, self.visible, self.view = positions, visible, view
         assert view is None or int(view.max()) < self.committed, "a view is of committed rows"

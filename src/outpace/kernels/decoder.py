@@ -150,7 +150,7 @@ class CompiledLayers:
         del kept, table
         return wanted
 
-    def file_context(
+    def write_context(
         self,
         features: Tensor,
         fc: structs.PanelMatrix,

@@ -42,7 +42,7 @@ def slots_of(config: Any) -> NetSlots:
     return NetSlots(config.layers, 2, dtype=torch.float32, device=torch.device("cpu"), **sizes)
 
 
-def file_context(net: DFlashNet, slots: NetSlots, features: Tensor, parts: Sequence[Rows]) -> None:
+def write_context(net: DFlashNet, slots: NetSlots, features: Tensor, parts: Sequence[Rows]) -> None:
     """A context by the net's own modules, as `CompiledBlock.absorb`."""
     sizes = [part.count for part in parts]
     layers = [
@@ -64,7 +64,7 @@ def test_blocks(kind: str) -> None:
     blocks = [Rows(0, 6, torch.arange(6)), Rows(1, 6, torch.arange(6))]
     with torch.inference_mode():
         for step, parts in enumerate(contexts):
-            file_context(net, expected, drawn(sum(part.count for part in parts), 96, seed=step), parts)
+            write_context(net, expected, drawn(sum(part.count for part in parts), 96, seed=step), parts)
         rows = drawn(12, 48, seed=9)
         want = net.block(rows, expected.positions(blocks), expected.attention(blocks, sights))
         pack_net(net)

@@ -71,7 +71,7 @@ class CompiledBlock:
         rows [T, H] float32."""
         slots, rows = self._slots, features.float().contiguous()
         where = slots.positions(parts), slots.segments(parts), slots.kv
-        fused = self.layers.file_context(rows, self._fc, self._context_norm, *where)
+        fused = self.layers.write_context(rows, self._fc, self._context_norm, *where)
         for part in parts:
             slots.kv.commit([part.slot], [range(part.count)])
         return fused

@@ -15,8 +15,8 @@ static inline Matrix results_from(const Matrix& m, int first) {
 
 // Features fused by `fc` and one norm, left in pass.x, and every layer's keys and values of them (DFlash, target
 // context).
-static inline void file_context(Team& team, const Decoder& d, const Matrix& fc, const float* norm, const float* features,
-                                const Pass& pass, Work& work) {
+static inline void write_context(Team& team, const Decoder& d, const Matrix& fc, const float* norm,
+                                 const float* features, const Pass& pass, Work& work) {
   const int rows = pass.rows, width = 2 * d.kv_heads * d.head_dim;
   prepare_rows(team, features, rows, nullptr, 0, fc, work.space);
   multiply(team, fc, work.space.operand(fc, rows), false, pass.x, d.hidden);

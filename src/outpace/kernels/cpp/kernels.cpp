@@ -81,7 +81,7 @@ EXPORT void outpace_context(const Decoder* decoder, const Matrix* fc, const floa
   static thread_local Work work;
   Work& own = work;
   own.grow(*decoder, pass->rows, fc->inputs);
-  pool().run(threads, [&](Team& team) { file_context(team, *decoder, *fc, norm, features, *pass, own); });
+  pool().run(threads, [&](Team& team) { write_context(team, *decoder, *fc, norm, features, *pass, own); });
 }
 
 // One more token in each row of a causal head, and the head's correction of the logits.
