@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.core.drafting import LevelSource
-from outpace.core.protocols import Proposer, check_source
+from outpace.core.method_checks import check_source
+from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest

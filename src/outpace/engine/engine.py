@@ -12,8 +12,9 @@ import torch
 
 from outpace.budget.costs import PassCosts
 from outpace.core.events import Sample
+from outpace.core.method_checks import check_proposer
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import Detokenizer, Proposer, Target, check_proposer
+from outpace.core.protocols import Detokenizer, Proposer, Target
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.admission import Admission, Roster
 from outpace.engine.pricing import Pricing

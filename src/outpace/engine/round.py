@@ -8,16 +8,8 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from outpace.core.events import RoundTrace
-from outpace.core.protocols import (
-    DraftRequest,
-    NodeOutputs,
-    Observation,
-    Target,
-    Verdict,
-    check_sizes,
-    check_tree,
-    proposed,
-)
+from outpace.core.method_checks import check_sizes, check_tree, proposed
+from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Target, Verdict
 from outpace.core.timing import DraftClock
 from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar

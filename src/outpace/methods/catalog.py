@@ -24,7 +24,8 @@ from warnings import warn
 
 from pydantic import BaseModel, ValidationError
 
-from outpace.core.protocols import Proposer, check_proposer
+from outpace.core.method_checks import check_proposer
+from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import NOTHING, SHIPPED, BuildContext
 from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.method import ANY, LANGUAGE_MODEL, Method

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from outpace.core.drafting import UNKNOWN, RetrievalPlan, Retrieved, Retriever
 from outpace.core.events import NodeOrigin, origins_of
-from outpace.core.protocols import DraftRequest, Needs, Proposer, Stateless, proposed
+from outpace.core.method_checks import proposed
+from outpace.core.protocols import DraftRequest, Needs, Proposer, Stateless
 from outpace.core.timing import MERGE, REBUILD, RETRIEVE
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.backend import SideStream

@@ -14,7 +14,8 @@ from torch import device, tensor
 
 from outpace.budget.costs import Prices, allocate
 from outpace.budget.decisions import TimedOption
-from outpace.core.protocols import DraftRequest, Needs, Observation, Proposer, proposed
+from outpace.core.method_checks import proposed
+from outpace.core.protocols import DraftRequest, Needs, Observation, Proposer
 from outpace.core.timing import MERGE
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels
