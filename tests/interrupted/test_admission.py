@@ -11,7 +11,7 @@ from tests.interrupted.injector import SOURCE, Interrupt, Line, NoMemory, Shot
 from tests.interrupted.play import assert_nothing_wrong, undisturbed
 
 METHODS = ("lookup", "recycle", "plain", "lookahead")
-FILES = ("engine/admission.py", "engine/session.py", "engine/engine.py")
+FILES = ("engine/admission.py", "engine/session.py", "engine/stopping.py", "engine/engine.py")
 TIMES = 3
 """How often a line must have run before it is cut short: at its first times, that is in the first requests."""
 

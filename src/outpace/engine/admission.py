@@ -12,16 +12,29 @@ contents are evicted first, then requests wait.
 """
 
 from collections.abc import Sequence
-from itertools import count
+from dataclasses import dataclass
+from itertools import compress, count
+from operator import ne
 from time import perf_counter
+from typing import Any
 from weakref import ref
 
-from outpace.core.protocols import Target
+from outpace.core.protocols import Proposer, Target
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.engine.session import Session, Written, shared
+from outpace.engine.session import Session
 
 LEAST_SHARED = 16
 """Tokens of the shortest common prefix that is copied or waited for; less does not pay."""
+
+
+@dataclass(eq=False)
+class SlotContents:
+    """The contents of a slot."""
+
+    slot: int
+    ids: list[int]
+    proposer: Proposer
+    state: Any
 
 
 class Roster:
@@ -35,7 +48,7 @@ class Roster:
         self._slots, self.shares = range(slots), True
         self._arrivals, self._most = count(), 0
         self._sessions: dict[int, ref[Session]] = {}  # in order of arrival; other threads may add to it at any time
-        self._left: dict[int, Written] = {}  # contents of free slots, least recently used first
+        self._cached: dict[int, SlotContents] = {}  # contents of free slots, least recently used first
 
     def add(self, sessions: Sequence[Session]) -> None:
         if len(self._sessions) > self._most:  # dropped requests must be forgotten here too: perhaps no step is made
@@ -55,34 +68,34 @@ class Roster:
             if session is None or session.has_ended:
                 self._sessions.pop(arrival, None)
 
-    def leave(self, written: Written) -> None:
+    def cache(self, contents: SlotContents) -> None:
         """Cache the contents of a free slot, as its most recently used."""
-        if self.shares and len(written.ids) >= LEAST_SHARED:
-            self._left.pop(written.slot, None)
-            self._left[written.slot] = written
+        if self.shares and len(contents.ids) >= LEAST_SHARED:
+            self._cached.pop(contents.slot, None)
+            self._cached[contents.slot] = contents
 
-    def use(self, written: Written) -> None:
+    def use(self, contents: SlotContents) -> None:
         """Mark contents of a free slot as most recently used; does nothing for slots in use."""
-        if self._left.get(written.slot) is written:
-            self.leave(written)
+        if self._cached.get(contents.slot) is contents:
+            self.cache(contents)
 
-    def left(self) -> list[Written]:
+    def cached(self) -> list[SlotContents]:
         """The contents of free slots. Any of them may be evicted at any time."""
-        return list(self._left.values())
+        return list(self._cached.values())
 
     def forget(self) -> None:
         """Forget the contents of free slots."""
-        self._left.clear()
+        self._cached.clear()
 
     def free(self) -> list[int]:
         """The free slots, in the order to overwrite them: without contents first, then the least recently used."""
         taken = {session.slot for session in self.running()}
-        empty = [slot for slot in self._slots if slot not in taken and slot not in self._left]
-        return [*empty, *(slot for slot in list(self._left) if slot not in taken)]  # any thread may ask
+        empty = [slot for slot in self._slots if slot not in taken and slot not in self._cached]
+        return [*empty, *(slot for slot in list(self._cached) if slot not in taken)]  # any thread may ask
 
     def evict(self, slot: int) -> None:
         """Forget the contents of a free slot."""
-        self._left.pop(slot, None)
+        self._cached.pop(slot, None)
 
     def spare_slot(self, wanted: int | None = None) -> int | None:
         """A free slot, which may be overwritten; None if there is none."""
@@ -115,12 +128,12 @@ class Admission:
     def leave(self, session: Session) -> None:
         """Keep the contents of an ended request's slot in the prefix cache."""
         if session.error is None and self._may_share(session):
-            self._roster.leave(_written(session))
+            self._roster.cache(_contents(session))
 
-    def _own_slot(self, session: Session, found: Written | None, length: int) -> int | None:
+    def _own_slot(self, session: Session, found: SlotContents | None, length: int) -> int | None:
         """The slot that a prompt takes over together with its cached contents, because it continues all of them or
         because there is no memory to copy their first `length` ids; None if it gets another slot."""
-        if found is None or found not in self._roster.left():
+        if found is None or found not in self._roster.cached():
             return None
         takes_over = _goes_on(session, found, length) or not self._has_memory(session, None, needed=found.slot)
         return found.slot if takes_over else None
@@ -154,19 +167,19 @@ class Admission:
     def _may_share(self, session: Session) -> bool:
         return self._roster.shares and not session.params.is_rejection
 
-    def _longest(self, session: Session) -> tuple[Written | None, int]:
+    def _longest(self, session: Session) -> tuple[SlotContents | None, int]:
         """The slot with the longest prefix of a prompt, and that prefix's length; None and 0 if none is long enough to
         copy."""
-        best: tuple[Written | None, int] = None, 0
+        best: tuple[SlotContents | None, int] = None, 0
         if not self._may_share(session):
             return best
         others = [other for other in self._roster.running() if other.slot is not None and self._may_share(other)]
-        for written in [*map(_written, others), *self._roster.left()]:
-            is_own = written.proposer is session.proposer
+        for contents in [*map(_contents, others), *self._roster.cached()]:
+            is_own = contents.proposer is session.proposer
             if session.proposer.can_fork(is_own):
-                length = shared(written.ids, session.prompt_ids, session.proposer)
+                length = _shared(contents.ids, session.prompt_ids, session.proposer)
                 if length >= max(best[1] + (not is_own), LEAST_SHARED):
-                    best = written, length
+                    best = contents, length
         return best
 
     def _is_coming(self, session: Session, length: int, sessions: Sequence[Session]) -> bool:
@@ -176,11 +189,11 @@ class Admission:
             and other.is_filling
             and self._may_share(other)
             and session.proposer.can_fork(other.proposer is session.proposer)
-            and shared(other.prompt_ids, session.prompt_ids, session.proposer) >= length + LEAST_SHARED
+            and _shared(other.prompt_ids, session.prompt_ids, session.proposer) >= length + LEAST_SHARED
             for other in sessions
         )
 
-    def _enter(self, session: Session, found: Written | None, length: int, own: int | None) -> None:
+    def _enter(self, session: Session, found: SlotContents | None, length: int, own: int | None) -> None:
         """Give a session the slot `own` or a spare one, with the first `length` ids of its prompt taken from
         `found`."""
         proposer = session.proposer
@@ -205,13 +218,24 @@ class Admission:
         session.slot = slot  # last: it owns the slot from here on
 
 
-def _goes_on(session: Session, found: Written, length: int) -> bool:
+def _shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:
+    """Length of a prompt's prefix that a request with this method can take over from a slot that holds `ids`.
+
+    At least the prompt's last id is left to be written: the first token is drawn from its outputs.
+    """
+    known = min(len(ids), len(prompt) - 1)
+    length = next(compress(count(), map(ne, ids, prompt[:known])), known)
+    # What is drafted from a hidden state depends on the token after it too.
+    return max(length - 1, 0) if proposer.needs.taps else length
+
+
+def _goes_on(session: Session, found: SlotContents, length: int) -> bool:
     """Whether a prompt continues almost all of the contents and may take their slot; otherwise others may need them."""
     return found.proposer is session.proposer and len(found.ids) < length + LEAST_SHARED
 
 
-def _written(session: Session) -> Written:
+def _contents(session: Session) -> SlotContents:
     assert session.slot is not None, "a waiting request has written nothing"
     # A state that is never forked, such as a private matrix of megabytes, ends with its request.
     state = session.state if session.proposer.can_fork(True) else None
-    return Written(session.slot, session.ids[: session.written], session.proposer, state)
+    return SlotContents(session.slot, session.ids[: session.written], session.proposer, state)

@@ -20,7 +20,8 @@ from outpace.engine.admission import Admission, Roster
 from outpace.engine.pricing import Pricing
 from outpace.engine.prompts import Prompts, written_of
 from outpace.engine.round import run_round, write_prompts
-from outpace.engine.session import Change, Session, Stop, StopChecker
+from outpace.engine.session import Change, Session
+from outpace.engine.stopping import Stop, StopChecker
 from outpace.engine.turns import Turns
 from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost

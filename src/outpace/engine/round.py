@@ -93,7 +93,7 @@ def run_round(
                 trees[index], tokens[index] = kept, kept.tokens.tolist()
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
-        written, outputs = target.run_pass([] if prompts is None else prompts.chunks, slots, trees, taps)
+        chunk_outputs, outputs = target.run_pass([] if prompts is None else prompts.chunks, slots, trees, taps)
     with phase("verify"):
         verdicts = keep_sound(changes, outputs, verify(sessions, trees, tokens, outputs), tokens)
     with phase("commit"):
@@ -115,7 +115,7 @@ def run_round(
     tokens_gained = [len(change.tokens) for change in changes]
     if prompts is not None:
         with phase("prompts"):
-            prompts.take(written)
+            prompts.take(chunk_outputs)
         if pricing is not None:
             pricing.learn_paces(sessions, tokens_gained)
             pricing.learn_prompts(sessions, prompts.context, prompts.rows, sum(map(len, trees)), phase)
@@ -127,8 +127,8 @@ def write_prompts(target: Target, prompts: Prompts, pricing: Pricing | None = No
     """Write the next chunks of prompts in a pass of their own."""
     phase = Phases()
     with phase("prompts"):
-        written, _ = target.run_pass(prompts.chunks, (), ())
-        prompts.take(written)
+        chunk_outputs, _ = target.run_pass(prompts.chunks, (), ())
+        prompts.take(chunk_outputs)
     if pricing is not None:
         pricing.learn_prompts((), prompts.context, prompts.rows, 0, phase)
 

@@ -1,121 +1,16 @@
-"""One request: its state, what a step changes of it, where its answer ends, and what its slot holds."""
+"""One request: its state, and what a step changes of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress, count
-from operator import ne
 from time import perf_counter
 from typing import Any
 
 from outpace.core.events import NodeOrigin, RequestMetrics, RoundTrace, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Detokenizer, Proposer, SamplingContext
+from outpace.core.protocols import Proposer, SamplingContext
+from outpace.engine.stopping import Stop, StopChecker
 from outpace.sampling.grammar import GrammarConstraint
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why a request ended: its finish reason, and the EOS id or stop string of a "stop"."""
-
-    finish_reason: str
-    stop_reason: int | str | None = None
-
-
-class StopChecker:
-    """Follows one answer token by token and finds its end.
-
-    Args:
-        max_new_tokens: tokens that may be emitted.
-        eos_token_ids: ids that end the answer; the id itself is emitted, its text is not.
-        stop: strings that end the answer; the token completing one is emitted, the text is cut before it.
-    """
-
-    def __init__(
-        self,
-        max_new_tokens: int,
-        eos_token_ids: Sequence[int],
-        stop: Sequence[str],
-        detokenizer: Detokenizer | None,
-    ) -> None:
-        self._left, self._eos_token_ids, self._stop = max_new_tokens, tuple(eos_token_ids), tuple(stop)
-        self._detokenizer = detokenizer
-        self._held = ""  # text that may still be the start of a stop string
-        self.text = ""
-
-    def take(self, tokens: Sequence[int]) -> tuple[list[int], str, Stop | None]:
-        """Emit tokens until the answer ends."""
-        kept: list[int] = []
-        released, stop = "", None
-        for token in tokens:
-            kept.append(token)
-            self._left -= 1
-            text, stop = self._advance(token)
-            released += text
-            if stop is not None:
-                break
-        self.text += released
-        return kept, released, stop
-
-    def _advance(self, token: int) -> tuple[str, Stop | None]:
-        if token in self._eos_token_ids:
-            return self._flush(), Stop("stop", token)
-        if self._detokenizer is not None:
-            self._held += self._detokenizer.push(token)
-        if not self._stop and self._left > 0:
-            text, self._held = self._held, ""
-            return text, None
-        found = [(self._held.find(string), string) for string in self._stop if string in self._held]
-        if found:
-            position, string = min(found, key=lambda item: item[0])
-            text, self._held = self._held[:position], ""
-            return text, Stop("stop", string)
-        if self._left <= 0:
-            return self._flush(), Stop("length")
-        end = len(self._held) - self._undecided()
-        text, self._held = self._held[:end], self._held[end:]
-        return text, None
-
-    def close(self) -> str:
-        """Release the held text, when the answer ends for another reason."""
-        text = self._flush()
-        self.text += text
-        return text
-
-    def _flush(self) -> str:
-        text, self._held = self._held, ""
-        return text + (self._detokenizer.flush() if self._detokenizer is not None else "")
-
-    def _undecided(self) -> int:
-        """Length of the longest tail that could become a stop string."""
-        sizes = (
-            size
-            for string in self._stop
-            for size in range(1, min(len(string), len(self._held) + 1))
-            if self._held.endswith(string[:size])
-        )
-        return max(sizes, default=0)
-
-
-@dataclass(eq=False)
-class Written:
-    """The contents of a slot."""
-
-    slot: int
-    ids: list[int]
-    proposer: Proposer
-    state: Any
-
-
-def shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:
-    """Length of a prompt's prefix that a request with this method can take over from a slot that holds `ids`.
-
-    At least the prompt's last id is left to be written: the first token is drawn from its outputs.
-    """
-    known = min(len(ids), len(prompt) - 1)
-    length = next(compress(count(), map(ne, ids, prompt[:known])), known)
-    # What is drafted from a hidden state depends on the token after it too.
-    return max(length - 1, 0) if proposer.needs.taps else length
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
 from outpace.engine.margin import decision_margin
-from outpace.engine.session import Session, Stop, StopChecker
+from outpace.engine.session import Session
+from outpace.engine.stopping import Stop, StopChecker
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import History, process, warp
