@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from time import perf_counter
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,10 +13,8 @@ from outpace.budget.costs import ROWS, Averages, PassCosts, PassTimes, Prices, a
 from outpace.budget.decisions import RoundRates, TreeSizes
 from outpace.core.protocols import Proposer, Target, Verdict
 from outpace.core.tree import DraftTree, Topology
+from outpace.engine.phases import Phases
 from outpace.engine.session import Session
-
-if TYPE_CHECKING:
-    from outpace.engine.round import Phases
 
 _KEPT = 0.97  # decay of averages per round: about thirty rounds are remembered
 _PACE_KEPT = 0.95  # the same for the tokens that a request gains
@@ -88,7 +85,7 @@ class Pricing:
         count = len(sessions) + (waiting if waiting > _MOST_WAIT * len(sessions) else 0)
         return max(int((self._slowdown - 1) * self._usual.least(count) / row_ms), 1)
 
-    def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: "Phases") -> None:
+    def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: Phases) -> None:
         """Learn the time of a pass that wrote `rows` rows of prompts and computed `others` rows of trees for
         `sessions`."""
         ms = clock.ms()
@@ -141,7 +138,7 @@ class Pricing:
         plan: RoundPlan,
         trees: Sequence[DraftTree],
         verdicts: Mapping[int, Verdict],
-        clock: "Phases",
+        clock: Phases,
         tokens: Sequence[int],
     ) -> None:
         """Learn the time of a round and, if any of its requests follows prices or sizes, what was drafted and

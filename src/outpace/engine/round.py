@@ -3,63 +3,20 @@
 The pass also writes the next chunks of prompts.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Sequence
 
 from outpace.core.events import RoundTrace
 from outpace.core.method_checks import check_sizes, check_tree, proposed
 from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Target, Verdict
-from outpace.core.timing import DraftClock
 from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar
+from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.prompts import FAST_DRAW, Prompts
 from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.lib.places import places_of
 from outpace.sampling.draw import BatchDraw, RejectionDraw, match, rejection
-
-
-class Phases:
-    """A clock for the phases of one round: `with phase("forward"):`."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self.parts = DraftClock()  # of the phase "draft"
-        self._last = perf_counter()
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time a phase. The time since the previous phase counts too."""
-        yield
-        now = perf_counter()
-        self._seconds[name], self._last = now - self._last, now
-
-    def ms(self, *names: str) -> float:
-        """Milliseconds of the named phases, or of all without names."""
-        return sum(seconds for name, seconds in self._seconds.items() if not names or name in names) * 1e3
-
-    def count(self, changes: Sequence[Change], trees: Sequence[DraftTree]) -> None:
-        """Add the round to the metrics of its requests, which verified these trees."""
-        seconds = self._seconds | self.parts.seconds
-        took = [(f"{name}_ms", one * 1e3) for name, one in seconds.items()]
-        for change, tree in zip(changes, trees, strict=True):
-            metrics, drafted = change.metrics, len(tree) - 1
-            metrics.steps += 1
-            metrics.drafted += drafted
-            metrics.retrieved += tree.retrieved
-            metrics.forced += tree.forced
-            metrics.draft_passes += tree.draft_passes
-            metrics.plain_steps += drafted == 0
-            if change.session.constraint is not None:
-                metrics.grammar_ms += change.session.constraint.take_ms()
-            counted = vars(metrics)
-            for name, ms in took:
-                counted[name] += ms
-            if change.error is None:
-                metrics.decode_ms = change.since_first_token(self._last)
-                change.round = len(change.tokens), drafted, metrics.decode_ms
 
 
 def run_round(

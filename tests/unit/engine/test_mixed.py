@@ -11,8 +11,8 @@ from outpace.budget.costs import PassCosts
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine import engine as admitting
+from outpace.engine import phases as timing
 from outpace.engine import pricing as measuring
-from outpace.engine import round as timing
 from outpace.engine import session as telling
 from outpace.engine.engine import Engine
 from outpace.engine.pricing import Pricing

@@ -11,7 +11,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.timing import HEAD, NET, DraftClock
 from outpace.engine import engine
-from outpace.engine import round as timing
+from outpace.engine import phases as timing
 from outpace.engine import session as sessions
 from outpace.engine.session import Session
 from outpace.testing import OracleDrafter, ToyTarget, decode
