@@ -54,7 +54,6 @@ def test_two_workers_say_what_one_says(tiny: Tiny, tmp_path: Path) -> None:
 def test_our_proposers_draft_on_two_workers_what_they_draft_on_one(method: str, kind: str | None, tiny: Tiny) -> None:
     """Guards against workers that draft each something else, and hidden states that only one of them sees."""
     own: dict[str, Any] = {"method": method, "least_gain": 0.0}
-    own |= {"learn_prompts": False}  # several workers never learn from them
     own |= {} if kind is None else {"drafter": str(getattr(tiny, kind))}
     speculation = speculative("custom_class", PROPOSER, BLOCK - 1)
     more: dict[str, Any] = {"additional_config": {"outpace": own}, "max_num_seqs": 1}

@@ -13,7 +13,7 @@ import outpace
 from outpace.budget.costs import RowPrice
 from outpace.budget.decisions import RoundRates
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest
+from outpace.core.protocols import DraftRequest, PromptChunk
 from outpace.core.tree import DraftTree
 from outpace.methods.stores import stored_proposer
 from outpace.trees.linear_form import LinearForm
@@ -120,7 +120,10 @@ def our_chains(tiny: Tiny, method: str, drafter: Path | None) -> tuple[list[int]
 
 
 class Capped(LinearForm):
-    """With chains no longer than vLLM is asked for."""
+    """As in vLLM: chains no longer than it is asked for, and no best ids of prompts."""
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        super().prefill(states, [replace(chunk, top_ids=None) for chunk in chunks])
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return super().propose(states, [replace(one, max_depth=min(one.max_depth, DRAFTS)) for one in requests])

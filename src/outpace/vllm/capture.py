@@ -8,7 +8,7 @@ model is compiled. vLLM itself is not patched, and the model's outputs are uncha
 An exception here only loses features: it is kept in `fault` for the proposer, and never raised.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import pairwise
@@ -21,8 +21,6 @@ from torch import Tensor
 from outpace.core.protocols import Needs
 from outpace.lib.errors import UnsupportedModel
 
-_ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
-
 
 @dataclass(frozen=True, eq=False)
 class TargetPass:
@@ -32,7 +30,6 @@ class TargetPass:
         starts: [R + 1] index of each row's first token; the last one is T.
         positions: [R] of each row's first query token.
         tokens: [T] input ids.
-        hidden: [T, H] inputs of the head.
         features: [T, taps * H] tapped hidden states, concatenated; None without taps.
         top_ids: [L, k] best ids after the tokens whose logits vLLM computed: for each row its last token, and as many
             before it as it had drafts; None without top-k.
@@ -42,7 +39,6 @@ class TargetPass:
     starts: Sequence[int]
     positions: Sequence[int]
     tokens: Sequence[int]
-    hidden: Tensor
     features: Tensor | None
     top_ids: Tensor | None
     began: float = 0.0
@@ -66,7 +62,6 @@ class Capture:
         self._aux = tuple(sorted({min(tap, layers) for tap in needs.taps if tap != layers}))
         self.fault: Exception | None = None
         self._last: TargetPass | None = None
-        self._compute: Callable[[Tensor], Tensor | None] | None = None
 
     def install(self, target: Any) -> None:
         """Wrap a model."""
@@ -78,7 +73,6 @@ class Capture:
                 )
             target.set_aux_hidden_state_layers(self._aux)
         forward, compute = target.forward, target.compute_logits
-        self._compute = compute
         # vLLM gives models that read images embeddings, and the ids only if they ask. These ids are not passed on.
         reads_ids = getattr(target, "requires_raw_input_tokens", True)
         target.requires_raw_input_tokens = True
@@ -105,20 +99,6 @@ class Capture:
         last, self._last = self._last, None
         return None if self.fault is not None else last
 
-    @torch.inference_mode()
-    def best_ids(self, hidden: Tensor) -> Tensor:
-        """[M, k] best ids after hidden states [M, H]: a product with the head."""
-        assert self._compute is not None, "install() comes first"
-        found = []
-        for rows in hidden.split(_ROWS_AT_ONCE):
-            logits = self._compute(rows)
-            assert logits is not None, "best ids of prompts are asked of one rank alone"
-            found.append(self._best(logits))
-        return torch.cat(found)
-
-    def _best(self, logits: Tensor) -> Tensor:
-        return logits.topk(self._needs.top_k, dim=-1).indices.cpu()
-
     def _note(self, input_ids: Any, hidden: Any, aux: Sequence[Tensor], began: float) -> None:
         """Keep a pass, unless it is one of vLLM's dummy runs, which have no requests."""
         self._last = None
@@ -135,7 +115,6 @@ class Capture:
                 starts,
                 positions=[length - size for length, size in zip(lengths, sizes, strict=True)],
                 tokens=input_ids[:count].tolist(),
-                hidden=hidden[:count],
                 features=self._features(hidden[:count], aux, count),
                 top_ids=None,
                 began=began,
@@ -157,7 +136,8 @@ class Capture:
         if not self._needs.top_k or self._last is None or self._last.top_ids is not None or logits is None:
             return
         try:
-            self._last = replace(self._last, top_ids=self._best(logits))
+            best = logits.topk(self._needs.top_k, dim=-1).indices.cpu()
+            self._last = replace(self._last, top_ids=best)
         except Exception as error:
             self.fault = error
 

@@ -86,19 +86,16 @@ class MethodProposer:
         least_gain = LEAST_GAIN if settings.least_gain is None else settings.least_gain
         self._proposer = proposer = LinearForm(built, least_gain)
         self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None
-        self._capture = capture = Capture(proposer.needs, text_config.num_hidden_layers)
-        capture.install(target_model)
+        self._capture = Capture(proposer.needs, text_config.num_hidden_layers)
+        self._capture.install(target_model)
         if proposer.needs.taps:  # vLLM's cache must not return a model that was compiled without taps
             config.additional_config[f"{KEY}_taps"] = list(proposer.needs.taps)
-        # Ranks would have to call the head at the same time, and with LoRA it takes a pass's last rows only.
-        learns = settings.learn_prompts and ranks == 1 and config.lora_config is None
         self._rounds = Rounds(
             proposer,
             slots,
             model.max_model_len,
             config.speculative_config.num_speculative_tokens,
             ending_ids(text_config),
-            capture.best_ids if learns else None,
         )
 
     def _slots(self, context: BuildContext) -> int:

@@ -50,11 +50,6 @@ class ProposerSettings(BaseModel):
         description="requests with drafts at a time; None for max_num_seqs, with a trained drafter 64 at most, and as "
         "many as have 262,144 tokens together on a GPU",
     )
-    learn_prompts: bool = Field(
-        default=True,
-        description="learn transitions from prompts too, at the cost of the LM head at every position; never with "
-        "tensor parallelism or LoRA",
-    )
 
 
 def read_settings(additional_config: Any) -> ProposerSettings:

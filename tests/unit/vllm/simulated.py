@@ -81,8 +81,6 @@ class Witness(BaseProposer):
             assert self._in_use[state.slot] is state, "a slot has one request"
             assert state.proposed is None, "a round is open: rewind comes first"
             self.prompt_rows += len(chunk.tokens)
-            if chunk.top_ids is not None:
-                _check_best(chunk.before, chunk.tokens.tolist(), chunk.top_ids)
             self._take(state, chunk.features)
 
     def propose(self, states: Sequence[Known], requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -227,10 +225,7 @@ class Simulated:
         for row, request in enumerate(scheduled):
             ids[row, : len(request.ids)] = request.ids
         states = torch.tensor(features, dtype=torch.float64)
-        hidden = torch.tensor([[NO_TOKEN, *tokens][place : place + 2] for place in range(len(tokens))])
-        for start, position, request in zip(starts, positions, scheduled, strict=False):
-            hidden[start, 0] = request.ids[position - 1] if position else NO_TOKEN
-        seen = TargetPass(starts, positions, tokens, hidden, states, torch.tensor(top))
+        seen = TargetPass(starts, positions, tokens, states, torch.tensor(top))
         lengths = np.array([len(request.ids) for request in scheduled])
         shown = None if self._random.random() < self._upset / 4 else seen
         drafts_of = self._rounds.step(sampled, lengths, ids, shown, self._random.random() >= self.paused)
@@ -255,8 +250,3 @@ def random_prompts(seed: int, count: int, shared: int = 0) -> list[list[int]]:
     source = random.Random(seed)
     beginning = [source.randrange(VOCAB) for _ in range(shared)]
     return [beginning + [source.randrange(VOCAB) for _ in range(source.randint(3, 30))] for _ in range(count)]
-
-
-def best_ids(hidden: Tensor) -> Tensor:
-    """As the target's head; its hidden states are two ids here."""
-    return torch.tensor([best(before, token) for before, token in hidden.tolist()])

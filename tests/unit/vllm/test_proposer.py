@@ -167,29 +167,6 @@ def test_batches_draft_while_it_pays(
     assert (share in (0.0, 1.0)) == (requests == 1 or not is_priced)
 
 
-class Target(torch.nn.Linear):
-    """What is called of a vLLM model."""
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-
-@pytest.mark.parametrize("lora", [None, "an adapter's config"])
-def test_prompts_are_not_learned_with_lora(lora: Any) -> None:
-    """Guards against rows of a prompt through LoRA's head, which takes as many as a pass samples from: the first batch
-    with a prompt of another length ended all drafting."""
-    asked = config({"method": "recycle"})
-    asked.model_config = SimpleNamespace(
-        max_model_len=100, hf_text_config=SimpleNamespace(vocab_size=264, num_hidden_layers=3)
-    )
-    asked.scheduler_config, asked.compilation_config = SimpleNamespace(max_num_seqs=2), SimpleNamespace()
-    asked.lora_config = lora
-    made = Method(asked)
-    made.load_model(Target(2, 2))
-    assert made._rounds is not None
-    assert (made._rounds._best_ids is None) == (lora is not None)
-
-
 @pytest.mark.parametrize(
     ("settings", "device", "positions", "wanted"),
     [

@@ -3,7 +3,7 @@
 import pytest
 
 from outpace.vllm.rounds import Rounds
-from tests.unit.vllm.simulated import LENGTH, Simulated, Witness, best_ids, random_prompts, said
+from tests.unit.vllm.simulated import LENGTH, Simulated, Witness, random_prompts, said
 
 
 def plain(prompt: list[int], new: int) -> list[int]:
@@ -24,9 +24,9 @@ def check(engine: Simulated, prompts: list[list[int]], new: int) -> int:
 @pytest.mark.parametrize(("paused", "steps"), [(0.0, range(10, 11)), (0.5, range(13, 42))])
 def test_without_disturbances_every_step_is_a_round_that_is_observed(taps: bool, paused: float, steps: range) -> None:
     """Guards against rounds that are lost where nothing disturbs: every row drafts at every step and learns of it; and
-    against what was said without drafts being read again as a prompt is, which costs a pass of the head."""
+    against what was said without drafts being read again as a prompt is."""
     witness = Witness(taps, truth=1.0)
-    engine = Simulated(Rounds(witness, 8, LENGTH, 4, best_ids=best_ids), seed=0)
+    engine = Simulated(Rounds(witness, 8, LENGTH, 4), seed=0)
     engine.paused = paused
     prompts = random_prompts(1, 5)
     for prompt in prompts:
@@ -45,7 +45,7 @@ def test_a_proposer_is_shown_the_truth_whatever_the_scheduler_does(taps: bool, b
     back behind a cached beginning; against features, best ids or verdicts of another request; against slots that two
     share; against passes that were not seen."""
     witness = Witness(taps)
-    engine = Simulated(Rounds(witness, 3 + seed % 4, LENGTH, 5, best_ids=best_ids), seed, 7, block, upset=0.4)
+    engine = Simulated(Rounds(witness, 3 + seed % 4, LENGTH, 5), seed, 7, block, upset=0.4)
     engine.paused = 0.3 * (seed % 2)
     prompts = random_prompts(seed, 9, shared=12)
     prompts += [prompts[0], prompts[0]]  # samples of one prompt
@@ -108,7 +108,7 @@ def test_no_draft_goes_beyond_the_longest_request() -> None:
 def test_drafts_that_were_not_proposed_are_no_round() -> None:
     """Guards against a verdict on tokens that were not proposed."""
     witness = Witness(True, truth=1.0)
-    rounds = Rounds(witness, 1, LENGTH, 4, best_ids=best_ids)
+    rounds = Rounds(witness, 1, LENGTH, 4)
     engine = Simulated(rounds, seed=0, chunk=64)
     engine.add([1, 2, 3, 4], 30)
     engine.step()
