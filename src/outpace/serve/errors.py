@@ -116,6 +116,8 @@ def from_validation(error: ValidationError, body: Any) -> ApiError:
 
 
 def _message(item: Mapping[str, Any]) -> str:
+    if item["type"] == "none_required":
+        return "is not supported; leave it out"
     text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     return text[:1].lower() + text[1:]
 

@@ -1,22 +1,19 @@
 """The fields of requests for chats and completions, and how they are checked. Others are refused by name."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     Tag,
-    TypeAdapter,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema, from_json
+from pydantic_core import from_json
 
 from outpace.core.params import MAX_LOGPROBS, Grammar, SamplingParams
 from outpace.core.settings import default_of, settings_of
@@ -26,33 +23,19 @@ MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
 
 
 class Strict(BaseModel):
-    """A model of strict JSON: no numbers in strings, no unknown fields, no NaN."""
+    """A model of strict JSON: no numbers in strings, no unknown fields, no NaN. Fields of type None are not supported;
+    null is accepted, as clients send it that state every default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class Only:
-    """Metadata of a field that is accepted where its value changes nothing, and refused otherwise. `accepted`: such
-    values, in addition to None."""
-
-    def __init__(self, *accepted: Any) -> None:
-        self.accepted = (*accepted, None)
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"enum": list(self.accepted)}
-
-    def _check(self, value: Any) -> Any:
-        if not any(value == one and type(value) is type(one) for one in self.accepted):
-            wanted = " or ".join(json.dumps(one) for one in self.accepted[:-1])
-            raise ValueError(f"is not supported unless it is {wanted}" if wanted else "is not supported; leave it out")
-        return value
+def _off(value: bool) -> bool:
+    if value:
+        raise ValueError("is not supported; leave it out")
+    return value
 
 
-Unsupported = Annotated[Any, Only()]
-Off = Annotated[Any, Only(False)]
+Off = Annotated[bool, AfterValidator(_off), Field(json_schema_extra={"const": False})]
 
 
 def _as_list(value: Any) -> Any:
@@ -72,7 +55,7 @@ class StreamOptions(Strict):
     """What a stream contains in addition to the answer."""
 
     include_usage: bool | None = False
-    include_obfuscation: Off = None
+    include_obfuscation: Off | None = None
 
 
 class OutpaceFields(Strict):
@@ -195,19 +178,7 @@ class TextPart(Strict):
     text: str
 
 
-_PARTS = TypeAdapter(list[TextPart])
-
-
-def _joined(value: Any) -> Any:
-    """Pieces of text joined by line breaks, as in vLLM."""
-    if not isinstance(value, list):
-        return value
-    if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
-        raise ValueError("pieces other than text are not supported")
-    return "\n".join(part.text for part in _PARTS.validate_python(value))
-
-
-Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
+Text = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class FunctionCall(Strict):
@@ -245,10 +216,10 @@ class AssistantMessage(Named):
     role: Literal["assistant"]
     content: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    annotations: Annotated[Any, Only([])] = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     parsed: Any = None  # of the openai package's `parse`, which repeats `content`: ignored
 
 
@@ -322,18 +293,18 @@ class ChatRequest(SharedFields):
     parallel_tool_calls: bool | None = True
     # accepted where they change nothing
     metadata: dict[str, str] | None = None
-    store: Off = None
-    service_tier: Annotated[Any, Only("auto", "default")] = None
-    modalities: Annotated[Any, Only(["text"])] = None
-    verbosity: Annotated[Any, Only("medium")] = None
+    store: Off | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    verbosity: Literal["medium"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    reasoning_effort: Unsupported = None
-    prediction: Unsupported = None
-    audio: Unsupported = None
-    functions: Unsupported = None
-    function_call: Annotated[Any, Only("none")] = None
-    web_search_options: Unsupported = None
+    reasoning_effort: None = None
+    prediction: None = None
+    audio: None = None
+    functions: None = None
+    function_call: Literal["none"] | None = None
+    web_search_options: None = None
 
     @model_validator(mode="after")
     def _go_together(self) -> "ChatRequest":
@@ -367,7 +338,10 @@ class ChatRequest(SharedFields):
 
 def _rendered(message: Any, name: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    rendered: dict[str, Any] = {"role": role, "content": message.content or ""}
+    content = message.content or ""
+    if isinstance(content, list):
+        content = "\n".join(part.text for part in content)  # as in vLLM
+    rendered: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
         rendered["name"] = message.name
     if isinstance(message, ToolMessage):
@@ -418,8 +392,8 @@ class CompletionRequest(SharedFields):
     prompt: Prompts
     logprobs: LogprobCount | None = None
     best_of: int | None = Field(default=None, description="only the value of n")
-    echo: Off = None
-    suffix: Unsupported = None
+    echo: Off | None = None
+    suffix: None = None
 
     @model_validator(mode="after")
     def _best_is_all(self) -> "CompletionRequest":
