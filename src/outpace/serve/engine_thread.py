@@ -71,7 +71,6 @@ class EngineThread:
         self._new: list[Job] = []
         self._jobs: list[Job] = []
         self._is_closing = False
-        self._waiting: set[Session] = set()
         self._faults: dict[Session, Exception] = {}
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -108,9 +107,6 @@ class EngineThread:
             except Exception as error:
                 self._on_fault(error)
                 self._find_the_fault()
-            for session in [session for session in self._waiting if session.slot is not None or session.has_ended]:
-                self._waiting.discard(session)
-                self._metrics.placed(session)
             for job in self._jobs:
                 if news := self._news_of(job):
                     job.inbox.put(news)
@@ -121,7 +117,6 @@ class EngineThread:
         with self._changed:
             while not (self._jobs or self._new or self._is_closing):
                 self._changed.wait()
-            self._waiting.update(session for job in self._new for session in job.sessions)
             self._jobs, self._new = [*self._jobs, *self._new], []
             return bool(self._jobs) or not self._is_closing
 
@@ -151,7 +146,6 @@ class EngineThread:
             if is_over:
                 outcome = fault if fault is not None else self._outcome(session)
                 job.has_ended[index] = True
-                self._waiting.discard(session)
                 self._metrics.ended(session, outcome)
                 news.append((job.first_choice + index, outcome))
         return news

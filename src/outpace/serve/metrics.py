@@ -83,11 +83,6 @@ class Metrics:
         )
         info.labels(*self._values, str(model.target.max_slots), str(model.target.max_length)).set(1)
 
-    def placed(self, session: Session) -> None:
-        """Record the queue time of a session that got a slot, or ended without one."""
-        placed = session.placed_at or perf_counter()
-        self._observe("request_queue_time_seconds", placed - session.added_at)
-
     def stepped(self, session: Session, event: StepEvent) -> None:
         """Count the new tokens of a session after a step."""
         now, new = perf_counter(), len(event.tokens)
@@ -109,13 +104,15 @@ class Metrics:
     def ended(self, session: Session, outcome: Sample | Exception) -> None:
         """Count a session that has ended."""
         self._last.pop(session, None)
+        now = perf_counter()
+        self._observe("request_queue_time_seconds", (session.placed_at or now) - session.added_at)
         if isinstance(outcome, Exception) or outcome.finish_reason == "error":
             self._success.labels(*self._values, "error").inc()
             return
         reason = {"cancelled": "abort"}.get(outcome.finish_reason, outcome.finish_reason)
         self._success.labels(*self._values, reason).inc()
         self._spec_decode(outcome)
-        now, metrics = perf_counter(), outcome.metrics
+        metrics = outcome.metrics
         self._observe("e2e_request_latency_seconds", now - session.added_at)
         self._observe("request_prompt_tokens", metrics.prompt_tokens)
         self._observe("request_generation_tokens", metrics.new_tokens)
