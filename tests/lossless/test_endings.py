@@ -12,7 +12,7 @@ from outpace.core.protocols import DraftRequest, Proposer, SamplingContext
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, decode
-from outpace.testing.sources import ToySource, ToyState, blend, node_paths
+from outpace.testing.sources import ToySource, ToyState, blend
 from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
@@ -20,6 +20,7 @@ from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 from outpace.trees.union.proposer import UnionPlan
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
+from tests.toys import node_paths
 from tests.unit.trees.union.worlds import union_of
 
 SHALLOW = {"plain", "lookup", "lookahead-2", "toy-gated", "toy-svip", "toy-echo"}

@@ -37,32 +37,21 @@ def assert_lossless(
     if len(prompts) != len(params):
         raise ValueError(f"{len(prompts)} prompts and {len(params)} params: give one SamplingParams per prompt")
     engine = make_engine()
-    plain = [decode(engine, [prompt], [wanted], [EmptyDraft()]) for prompt, wanted in zip(prompts, params, strict=True)]
-    sequences = [session.ids for sessions in plain for session in sessions]
-    proposer = make_proposer(sequences)
-    alone = [decode(engine, [prompt], [wanted], [proposer]) for prompt, wanted in zip(prompts, params, strict=True)]
+    pairs = list(zip(prompts, params, strict=True))
+    plain = [one for prompt, wanted in pairs for one in decode(engine, [prompt], [wanted], [EmptyDraft()])]
+    proposer = make_proposer([session.ids for session in plain])
+    alone = [one for prompt, wanted in pairs for one in decode(engine, [prompt], [wanted], [proposer])]
     batched = decode(make_engine(), prompts, params, [proposer] * len(prompts))
-    expected = [session for sessions in plain for session in sessions]
-    _compare("alone", expected, [session for sessions in alone for session in sessions])
-    _compare("in a batch", expected, batched)
+    _compare("alone", plain, alone)
+    _compare("in a batch", plain, batched)
     return batched
 
 
 def _compare(run: str, expected: Sequence[Session], actual: Sequence[Session]) -> None:
-    for index, (want, got) in enumerate(zip(expected, actual, strict=True)):
-        pairs = zip(want.generated, got.generated)
-        place = next((place for place, (left, right) in enumerate(pairs) if left != right), None)
-        if place is not None:
+    for index, sessions in enumerate(zip(expected, actual, strict=True)):
+        want, got = ([*one.generated, one.finish_reason, one.stop_reason] for one in sessions)
+        if want != got:
+            place = next(place for place, (left, right) in enumerate(zip(want, got)) if left != right)
             raise AssertionError(
-                f"sequence {index} {run}: token {place} is {got.generated[place]}, plain decoding has "
-                f"{want.generated[place]}"
-            )
-        if (want.generated, want.finish_reason, want.stop_reason) != (
-            got.generated,
-            got.finish_reason,
-            got.stop_reason,
-        ):
-            raise AssertionError(
-                f"sequence {index} {run}: {len(got.generated)} tokens, {got.finish_reason} {got.stop_reason}; plain "
-                f"decoding has {len(want.generated)}, {want.finish_reason} {want.stop_reason}"
+                f"sequence {index} {run}: from token {place} on {got[place:]}, plain decoding has {want[place:]}"
             )

@@ -19,11 +19,12 @@ from outpace.drafters.depthwise import Depthwise, expand_depthwise
 from outpace.engine.engine import Engine
 from outpace.sampling.scores import keyed_scores
 from outpace.testing import assert_lossless
-from outpace.testing.sources import Path, node_paths
+from outpace.testing.sources import Path
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Search, SearchConfig
 from outpace.trees.shapes.rank_paths import Chain
+from tests.toys import node_paths
 from tests.unit.drafters.source.learned import PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 

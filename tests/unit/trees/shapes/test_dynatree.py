@@ -12,7 +12,7 @@ from outpace.core.drafting import GrowingShape, Level
 from outpace.core.tree import DraftTree
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
-from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
+from outpace.testing.sources import Path, ToySource
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.dynatree import (
@@ -23,6 +23,7 @@ from outpace.trees.shapes.dynatree import (
     FixedTreeConfig,
     Prune,
 )
+from tests.toys import node_paths, random_table, table
 
 VOCAB = 5
 PRUNES: tuple[Prune, ...] = ("leaves", "expansion")

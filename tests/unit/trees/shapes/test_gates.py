@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from outpace.core.drafting import GrowingShape, Level
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
-from outpace.testing.sources import Path, ToySource, blend, node_paths, table
+from outpace.testing.sources import Path, ToySource, blend
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, GrowingState
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.gates import Cut, CutConfig, Echo, EchoConfig, Gated, GatedConfig
+from tests.toys import node_paths, table
 
 VOCAB = 12
 

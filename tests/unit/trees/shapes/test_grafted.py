@@ -12,7 +12,7 @@ from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from outpace.testing.sources import ToySource, blend, node_paths, table
+from outpace.testing.sources import ToySource, blend
 from outpace.testing.toy import draft_request
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
@@ -20,6 +20,7 @@ from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatr
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape
 from outpace.trees.shapes.gates import Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
+from tests.toys import node_paths, table
 from tests.unit.trees.recorded import Told
 
 CPU = torch.device("cpu")

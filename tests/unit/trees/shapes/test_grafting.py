@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from outpace.core.drafting import UNKNOWN, Retrieved
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree, Topology
-from outpace.testing.sources import Path, node_paths
+from outpace.testing.sources import Path
 from outpace.testing.toy import draft_request
 from outpace.trees.grafting import Offer, free_slots, graft
+from tests.toys import node_paths
 
 VOCAB = 4  # few, so that draft and retrieval share tokens all the time
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
-from outpace.testing.sources import Path, ToySource, blend, node_paths, table
+from outpace.testing.sources import Path, ToySource, blend
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, Search, SearchConfig
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
+from tests.toys import node_paths, table
 from tests.unit.trees.shapes.test_gates import totals_of
 
 VOCAB = 9

@@ -14,11 +14,12 @@ from outpace.drafters.draft_lm.source import DraftLM
 from outpace.engine.engine import Engine
 from outpace.models.draft import early_exit
 from outpace.testing import decode
-from outpace.testing.sources import Path, ToySource, blend, table
+from outpace.testing.sources import Path, ToySource, blend
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from outpace.trees.shapes.svip import Svip, SvipConfig
+from tests.toys import table
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, source_of
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 

@@ -15,11 +15,11 @@ from outpace.engine.engine import Engine
 from outpace.engine.pricing import Pricing
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import ToyTarget, assert_lossless
-from outpace.testing.sources import node_paths
 from outpace.testing.toy import toy_context
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.union import proposer as module
 from outpace.trees.union.proposer import UnionProposer
+from tests.toys import node_paths
 from tests.unit.engine.test_costs import known_costs
 from tests.unit.trees.recorded import Told
 from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, made, outputs_of, toy_draft, wishes

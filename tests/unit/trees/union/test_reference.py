@@ -11,10 +11,10 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import SamplingContext
 from outpace.core.tree import DraftTree
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.testing.sources import node_paths
 from outpace.testing.toy import draft_request
 from outpace.trees.union.acceptance import QUIET, UNMATCHED, UNPAIRED, UNRANKED, drafted, noisy
 from outpace.trees.union.growth import NOWHERE
+from tests.toys import node_paths
 from tests.unit.trees.union.worlds import (
     CPU,
     DEPTH,

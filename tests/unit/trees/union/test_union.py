@@ -14,7 +14,7 @@ from outpace.engine.engine import Engine
 from outpace.kernels.build import loaded_kernels
 from outpace.methods.stores import matrix_of
 from outpace.testing import ToyTarget, decode
-from outpace.testing.sources import ToySource, blend, node_paths
+from outpace.testing.sources import ToySource, blend
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -23,6 +23,7 @@ from outpace.trees.union.acceptance import AcceptanceModel, Features, priors
 from outpace.trees.union.growth import CompiledGrower, Growth
 from outpace.trees.union.proposer import UnionPlan, UnionProposer, UnionState
 from outpace.trees.union.reference import ReferenceGrower
+from tests.toys import node_paths
 from tests.unit.trees.recorded import Told
 from tests.unit.trees.union.worlds import World
 

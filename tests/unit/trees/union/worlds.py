@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from outpace.core.protocols import NO_TOKEN, Proposer, SamplingContext
 from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.testing.sources import node_paths
 from outpace.testing.toy import draft_request
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import (
@@ -36,6 +35,7 @@ from outpace.trees.union.acceptance import (
 from outpace.trees.union.growth import Grower, Growth, GrowthRequest
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
+from tests.toys import node_paths
 from tests.unit.trees.retrieval.test_suffix import first_ends
 
 VOCAB = 9
