@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.lib.checks import check_same, path_of
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.tensor_file import save_tensors
 
 ABOUT, CONTENTS = "about.json", "answers"
 
@@ -62,15 +62,7 @@ class PartFolder:
         # The next number, not the count of parts: a damaged part may have been deleted.
         numbers = [int(part.stem.removeprefix("part-")) for part in self.parts()]
         path = self.path / f"part-{max(numbers, default=-1) + 1:05d}.safetensors"
-        scratch = path.with_suffix(".tmp")
-        try:
-            save_file(dict(tensors), scratch, {"format": self.format, "ids": json.dumps(names)})
-            os.replace(scratch, path)
-        except (OSError, SafetensorError) as error:
-            scratch.unlink(missing_ok=True)
-            raise ModelError(
-                f"{path}: cannot be written ({error}); free some space and run the same command again"
-            ) from error
+        save_tensors(path, tensors, {"format": self.format, "ids": json.dumps(names)})
         return path
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from outpace.api import encoded
 from outpace.data.answers import Conversation
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.batch import Batch, Facts, TrainingSample, collate, sample_seed
@@ -50,7 +51,7 @@ def training_samples(
         check_asked(item, conversation.prompt)
         texts: list[str] = []
         for turn, answer in enumerate(conversation.answers):
-            prompt = encode_prompt(codec, item, turn, texts)
+            prompt = encoded(item.prompt(turn, texts), codec)
             texts.append(codec.decode(answer))
             ids = torch.tensor([*prompt, *answer])[:max_length]
             if len(ids) > len(prompt):
@@ -58,12 +59,6 @@ def training_samples(
                 # The hash excludes the prompt's ids: chat templates may contain the date.
                 source = _hash(f"{item.digest}/{conversation.answers[: turn + 1]}").hex()
                 yield TrainingSample(f"{item.id}/{turn}", ids, mask, source, item.digest)
-
-
-def encode_prompt(codec: TextCodec, item: WorkItem, turn: int, texts: list[str]) -> list[int]:
-    """Ids of a turn's prompt, given the answers to earlier turns."""
-    encode: Callable[..., list[int]] = codec.encode if item.raw else codec.encode_chat
-    return encode(item.prompt(turn, texts))
 
 
 class SampleSet(Dataset[TrainingSample]):
@@ -170,8 +165,8 @@ def _prompt_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class TrainingData:
-    """The data of a run.
+class TrainingData(Dataset[tuple[TrainingSample, int, Tensor | None]]):
+    """The data of a run. A data loader reads it by sequence and epoch: both, and features if they were captured.
 
     Attributes:
         held_out: indices of the sequences to measure on; the others are trained on.
@@ -182,6 +177,11 @@ class TrainingData:
     held_out: tuple[int, ...]
     stored: Callable[[str], Tensor] | None = None
     workers: int = 0
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[TrainingSample, int, Tensor | None]:
+        sample = self.samples[place[0]]
+        features = None if self.stored is None else self.stored(sample.key)[: len(sample.ids)]
+        return sample, place[1], features
 
 
 @dataclass(frozen=True)
@@ -234,18 +234,6 @@ class BatchSampler:
                 self.rank * self.micro_batch_size, self.batch_size, self.micro_batch_size * self.processes
             ):
                 yield chosen[start : start + self.micro_batch_size]
-
-
-class Examples(Dataset[tuple[TrainingSample, int, Tensor | None]]):
-    """What a data loader reads: a sequence, its epoch, and its features if they were captured; as `TrainingData`."""
-
-    def __init__(self, samples: SampleSet, stored: Callable[[str], Tensor] | None = None) -> None:
-        self._samples, self._stored = samples, stored
-
-    def __getitem__(self, place: tuple[int, int]) -> tuple[TrainingSample, int, Tensor | None]:
-        sample = self._samples[place[0]]
-        features = None if self._stored is None else self._stored(sample.key)[: len(sample.ids)]
-        return sample, place[1], features
 
 
 def collate_examples(seed: int, examples: Sequence[tuple[TrainingSample, int, Tensor | None]]) -> Batch:

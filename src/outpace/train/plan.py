@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from outpace.api import load
+from outpace.api import encoded, load
 from outpace.core.params import SamplingParams
 from outpace.data.answers import read_about
 from outpace.data.workload import WorkItem, read_workloads
@@ -21,7 +21,7 @@ from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 from outpace.models.tokenizer import TextCodec
-from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples, encode_prompt, held_out_ids
+from outpace.train.data import BatchSampler, SampleSet, TrainingData, collate_examples, held_out_ids
 from outpace.train.features import stored_features
 from outpace.train.run import Run, build, check, disk_needed, frozen_target, longest_of, sequences, training_precision
 from outpace.train.trainer import make_optimizers, step_all
@@ -82,7 +82,7 @@ def longest_samples(items: Sequence[WorkItem], codec: TextCodec, answer: int, ma
     """First turns of some prompts, with answers of the maximal length, made of the prompts' tokens."""
     made = []
     for item in items[:SHOWN_PROMPTS]:
-        prompt = torch.tensor(encode_prompt(codec, item, 0, []))
+        prompt = torch.tensor(encoded(item.prompt(0, []), codec))
         ids = torch.cat([prompt, prompt.repeat(1 + answer // len(prompt))[:answer]])[:max_length]
         if len(ids) > len(prompt):
             made.append(TrainingSample(f"{item.id}/0", ids, torch.arange(len(ids)) >= len(prompt)))
@@ -104,7 +104,7 @@ def try_training(
     target, times = objective.target, []
     is_gpu = target.device.type == "cuda"
     precision = training_precision(settings.precision, target.device)
-    examples, size = Examples(samples, stored), sampler.micro_batch_size
+    examples, size = TrainingData(samples, (), stored), sampler.micro_batch_size
     for at in range(TRIED_PASSES + 1):  # the first one warms up
         started = perf_counter()
         chosen = [examples[sampler.indices[(at * size + place) % len(sampler.indices)], 0] for place in range(size)]

@@ -3,20 +3,17 @@
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.environment import git, versions
 from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest, ModelError
 
 PROVENANCE, LOG, COUNTERS = "provenance.json", "log.jsonl", "counters.json"
-PACKAGES = ("outpace", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "tensorboard")
 
 
 def files_hash(paths: Sequence[Path]) -> str:
@@ -35,17 +32,6 @@ def prompts_hash(items: Iterable[WorkItem]) -> str:
     for item in items:
         total.update(json.dumps([item.id, item.turns, item.raw]).encode() + b"\n")
     return total.hexdigest()
-
-
-def run_versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that a run uses."""
-    return {"python": platform.python_version()} | versions(*PACKAGES)
-
-
-def git_revision() -> str | None:
-    """The commit of the running code, with "+" if files differ from it; None outside a checkout."""
-    commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no", "--", ".")
-    return None if commit is None else commit + ("+" if changed else "")
 
 
 def claim(folder: Path, depends: Mapping[str, Any], notes: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from outpace.api import load
+from outpace.bench.environment import host
 from outpace.data.answers import read_about, read_answers
 from outpace.data.workload import WorkItem, read_workloads
 from outpace.drafters.convert import settings_in
@@ -36,13 +37,14 @@ from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
 from outpace.train.data import BatchSampler, SampleSet, TrainingData, by_id, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, check_stored, stored_features
-from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, git_revision, prompts_hash, run_versions
+from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, prompts_hash
 from outpace.train.trainer import DRAFTER, STATES, Trainer
 
 ANSWERS = "answers"
 # Settings that may change when a run resumes: they do not change the learned weights, except by rounding.
 FREE = {"training": {"keep", "save_every", "micro_batch_size"}, "data": {"workers"}}
 LENGTH = {"epochs", "max_steps"}  # may also change if the learning rate so far does not depend on them
+PACKAGES = ("outpace", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "tensorboard")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 FILES = ("*.json", *WEIGHTS)
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD (malloc.h): nothing is mapped apart, little is returned.
@@ -326,8 +328,7 @@ def _notes(accelerator: Accelerator) -> dict[str, Any]:
     """Facts about this start of the run that do not affect the drafter."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": git_revision(),
-        "versions": run_versions(),
+        **host(*PACKAGES),
         "processes": accelerator.num_processes,
         "device": str(accelerator.device),
         "precision": accelerator.mixed_precision,

@@ -27,7 +27,7 @@ from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.errors import ModelError, first_line
 from outpace.models.loading.precision import compute_dtype
-from outpace.train.data import BatchSampler, Examples, TrainingData, collate_examples
+from outpace.train.data import BatchSampler, TrainingData, collate_examples
 from outpace.train.records import RunLog, States, read_counters, replace_folder, scalars
 
 STATES, DRAFTER = "states", "drafter"
@@ -215,7 +215,6 @@ class Trainer:
     ) -> None:
         self._objective, self._data, self._settings, self._folder = objective, data, settings, folder
         self._accelerator, self._write, self._report = accelerator, write, report
-        self._examples = Examples(data.samples, data.stored)
         self.sampler = BatchSampler(
             tuple(data.samples.without(data.held_out)),
             settings.batch_size,
@@ -285,7 +284,7 @@ class Trainer:
         # Without a generator a loader would draw a seed from the global one.
         generator = torch.Generator().manual_seed(0)
         loader = DataLoader(
-            self._examples, batch_sampler=places, collate_fn=join, num_workers=self._data.workers, generator=generator
+            self._data, batch_sampler=places, collate_fn=join, num_workers=self._data.workers, generator=generator
         )
         yield from loader
 
@@ -361,7 +360,7 @@ class Trainer:
         """Some sequences, with features."""
         size = self._settings.micro_batch_size
         for start in range(0, len(indices), size):
-            group = [self._examples[index, 0] for index in indices[start : start + size]]
+            group = [self._data[index, 0] for index in indices[start : start + size]]
             yield self._with_features(collate_examples(0, group))
 
     def _export(self) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from outpace.data import answers as module
 from outpace.data.answers import AnswerStore, Conversation, read_about, read_answers
 from outpace.lib.errors import InvalidRequest, ModelError
 
@@ -80,7 +79,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "save_file", full)
+        patched.setattr("outpace.lib.tensor_file.save_file", full)
         with pytest.raises(ModelError, match=r"No space left.*free some space"):
             store.write(SECOND)
     assert list(read_answers(tmp_path)) == FIRST

@@ -8,7 +8,7 @@ import torch
 
 from outpace.drafters.training.batch import Batch, TrainingSample
 from outpace.lib.errors import InvalidRequest
-from outpace.train.data import BatchSampler, Examples, SampleSet, collate_examples
+from outpace.train.data import BatchSampler, SampleSet, TrainingData, collate_examples
 
 
 def sample(name: str, prompt: int, answer: int, first: int = 0) -> TrainingSample:
@@ -121,7 +121,7 @@ def test_batch_size_must_divide() -> None:
 
 def test_seeds_are_of_sequence_and_epoch() -> None:
     """Guards against anchors that are the same in every epoch, or depend on the neighbours."""
-    examples = Examples(sample_set())
+    examples = TrainingData(sample_set(), ())
 
     def seeds(*wanted: tuple[int, int]) -> tuple[int, ...]:
         batch: Batch = collate_examples(3, [examples[place] for place in wanted])
@@ -135,7 +135,7 @@ def test_seeds_are_of_sequence_and_epoch() -> None:
 def test_stored_features_are_read() -> None:
     """Guards against features of another sequence, or of a longer one than the batch has."""
     samples = SampleSet(replace(sample_set()[at], source="0" * (at % 2)) for at in range(23))
-    examples = Examples(samples, lambda key: torch.full((20, 2), float(len(key))))
+    examples = TrainingData(samples, (), lambda key: torch.full((20, 2), float(len(key))))
     batch = collate_examples(0, [examples[3, 0], examples[12, 0]])
     assert batch.features.shape == (2, max(batch.lengths), 2)
     assert batch.features[0, 0, 0] == 6, "of p3/1:0"
