@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from outpace.lib.checks import check_api_key
+from outpace.lib.checks import as_count, check_api_key
 from outpace.lib.errors import InvalidRequest, ModelError
 
 DONE = "[DONE]"
@@ -94,7 +94,7 @@ class AnswerStream:
                 self.answer += answer
                 text += thoughts + answer  # a chunk of several tokens may end the one and begin the other
             return text
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ModelError(f"endpoint={self._url!r}: no OpenAI-compatible chunk ({error!r}): {data[:300]}") from error
 
     def _broken(self, reason: str) -> ModelError:
@@ -185,7 +185,7 @@ class Endpoint:
             if not isinstance(text, str):
                 raise TypeError("an answer that is no text")
             return text, choice
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             text = f"no OpenAI-compatible answer ({error!r}): {response.text[:300]}"
             raise ModelError(f"endpoint={self.url!r}: {text}") from error
 
@@ -303,7 +303,7 @@ def _message(response: httpx.Response) -> str:
         error = found.get("error", found.get("detail")) if isinstance(found, dict) else None
         message = error.get("message") if isinstance(error, dict) else error
         text = message if isinstance(message, str) else text
-    except (ValueError, httpx.RequestError):
+    except (ValueError, RecursionError, httpx.RequestError):
         pass  # without JSON, the text itself; if the body breaks off, only the status
     finally:
         response.close()
@@ -312,8 +312,8 @@ def _message(response: httpx.Response) -> str:
 
 def _retry_after(response: httpx.Response, otherwise: float) -> float:
     """Seconds that the server asks to wait, `otherwise` without them; the header's other form, a date, is ignored."""
-    text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdigit() else otherwise
+    seconds = as_count(response.headers.get("Retry-After", ""))
+    return otherwise if seconds is None else float(seconds)
 
 
 def _reason(error: Exception) -> str:

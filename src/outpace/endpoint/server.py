@@ -60,7 +60,7 @@ def _json(response: httpx.Response | None) -> dict[str, Any]:
     """The JSON object in a response, empty without one."""
     try:
         found = {} if response is None else response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -89,6 +89,8 @@ def test_thoughts_are_not_a_part_of_the_conversation() -> None:
         (Reply([b'{"half'], breaks_off=True), ModelError, "broke off after 0 characters"),
         (Reply([event("nonsense")], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*nonsense"),
         (Reply([event(["a list"])], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*a list"),
+        (Reply([event("[" * 200_000)], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*RecursionError"),
+        (Reply([b"[" * 200_000], 500), ModelError, r"HTTP 500: \[\["),
         (Reply([event({"error": {"message": "out of memory"}})], headers=STREAM), ModelError, "out of memory"),
         (streamed(["He", "llo"], breaks_off=True), None, ""),
         (Reply(HALF, headers=STREAM, breaks_off=True), ModelError, "broke off after 2 characters"),
@@ -109,12 +111,12 @@ def test_what_a_server_does_wrong_is_one_line(reply: Reply, kind: type[Exception
 def test_a_busy_server_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a 429 that ends a run, and against a client that does not wait as long as it is asked to."""
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.0)
-    busy = [Reply([{}], 429, {"Retry-After": "1"}), Reply([{}], 503)]
+    busy = [Reply([{}], 429, {"Retry-After": "1"}), Reply([{}], 503), Reply([{}], 503, {"Retry-After": "²"})]
     with serving(lambda path, body: busy.pop(0) if busy else streamed(["yes"])) as seen, Endpoint(seen.url) as endpoint:
         start = perf_counter()
         with endpoint.stream(PATH, {"messages": []}) as stream:
             assert "".join(stream) == "yes"
-        assert stream.retries == 2
+        assert stream.retries == 3
     assert perf_counter() - start >= 1
 
 
