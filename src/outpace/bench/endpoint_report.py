@@ -99,14 +99,6 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
 
 
-def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
-    """The last level in one line, for a run in progress."""
-    level = [row for row in rows if row["concurrency"] == rows[-1]["concurrency"]]
-    speed, latency = number("tokens_per_second", 1), number("tpot_ms", 1)
-    each = (f"{row['method']} {speed(row)} tokens/s, TPOT {latency(row)} ms" for row in level)
-    return f"{level[0]['concurrency']} in flight: " + "; ".join(each)
-
-
 def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Sheet:
     """The summary as a table; docs/command-line.md explains the columns."""
     latencies = [

@@ -145,16 +145,6 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
     }
 
 
-def line(summary: dict[str, dict[str, Any]]) -> str:
-    """The summary in one line, for a run in progress."""
-    return "; ".join(
-        f"{method} {number('speedup', 2, 'x')(row)} at {row['tokens_per_step']:.2f} tokens per step, "
-        f"{equal_share(row['equal'])} equal"
-        for method, row in summary.items()
-        if method != PLAIN
-    )
-
-
 Cells = Sequence[tuple[Column, Callable[[dict[str, Any]], str]]]
 """Columns of a table, each with a function from a row to its cell's text."""
 

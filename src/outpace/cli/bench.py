@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,7 +43,6 @@ NOT_OF_SERVERS = (
     "phases",
     "prompts_once",
 )
-SECONDS_BETWEEN_LINES = 30
 Record = dict[str, Any]
 
 
@@ -117,7 +115,7 @@ def bench(
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
     out = None if out is None else path_of(out)
-    from outpace.bench.report import line, summarise, table
+    from outpace.bench.report import summarise, table
     from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.data.workload import read_workloads
 
@@ -170,7 +168,7 @@ def bench(
     aside(str(loaded.exactness))
     run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
-        records = collect(run, len(items), out, advance, lambda found: line(summarise(found)))
+        records = collect(run, out, advance)
     summary = summarise(records)
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
@@ -186,7 +184,7 @@ def _bench_endpoint(
 ) -> None:
     """Measure a server."""
     from outpace.bench.endpoint import EndpointRun
-    from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
+    from outpace.bench.endpoint_report import endpoint_table, summarise_endpoint
     from outpace.bench.environment import host
     from outpace.endpoint.client import Endpoint
     from outpace.endpoint.server import find_server
@@ -195,9 +193,7 @@ def _bench_endpoint(
         server = find_server(endpoint, model)
         run = EndpointRun(endpoint, server, plan, host("outpace", "httpx"))
         with progress_bar("bench", len(plan.items)) as advance:
-            records = collect(
-                run, len(plan.items), out, advance, lambda found: endpoint_line(summarise_endpoint(found))
-            )
+            records = collect(run, out, advance)
     summary = summarise_endpoint(records)
     if not as_json:
         title = f"{server.model} at {endpoint.url}, {len(plan.items)} prompts, asked from {records[0]['hardware']}"
@@ -224,27 +220,16 @@ def _levels(text: str | None) -> tuple[int, ...]:
         raise InvalidRequest(f"concurrency={text!r}: give whole numbers, as 1,2,4") from error
 
 
-def collect(
-    run: "BenchRun | EndpointRun",
-    prompts: int,
-    out: Path | None,
-    advance: Callable[..., None],
-    report: Callable[[list[Record]], str],
-) -> list[Record]:
-    """All records of a run, including those that its folder already has. `report`: makes the line that is printed every
-    30 seconds."""
+def collect(run: "BenchRun | EndpointRun", out: Path | None, advance: Callable[..., None]) -> list[Record]:
+    """All records of a run, including those that its folder already has."""
     from outpace.bench.records import RunFolder
 
     folder = None if out is None else RunFolder(out, run.settings)
     records = [] if folder is None else folder.read(run.group_sizes)
     if records:
         note(f"{out}: {len(records)} records are there already, of {sum(run.group_sizes)}")
-    last = monotonic()
     for group in run.groups(records, advance):
         if folder is not None:
             folder.append(group)
         records += group
-        if monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = monotonic()
-            note(f"{len({record['index'] for record in records})}/{prompts} prompts: {report(records)}")
     return records

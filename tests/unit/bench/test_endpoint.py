@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outpace.bench.endpoint import EndpointPlan, EndpointRun, arrival_times
-from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
+from outpace.bench.endpoint_report import endpoint_table, summarise_endpoint
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.endpoint.client import Endpoint
@@ -263,7 +263,6 @@ def test_a_server_that_counts_nothing() -> None:
     for row in rows:
         assert (row["counted_by"], row["tokens_per_step"], row["reused"]) == (["pieces"], None, None)
     assert sum(row["new_tokens"] for row in rows) == 4 * (1 + len(ITEMS))
-    assert "server" in endpoint_line(rows)
     assert len(endpoint_table(rows, "t").rows) == 2
 
 
