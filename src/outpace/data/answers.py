@@ -1,7 +1,6 @@
 """Folders of the results of long runs, in parts that are written completely or not at all; and stores of answers."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outpace.lib.checks import check_same, path_of
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.tensor_file import save_tensors
+from outpace.lib.tensor_file import opened, save_tensors
 
 ABOUT, CONTENTS = "about.json", "answers"
 
@@ -67,16 +65,13 @@ class PartFolder:
 
 
 @contextmanager
-def opened(part: Path) -> Iterator[tuple[Any, list[str]]]:
+def opened_part(part: Path) -> Iterator[tuple[Any, list[str]]]:
     """A part and the names in it; tensors are read when they are used."""
-    try:
-        with safe_open(part, framework="pt") as file:
-            names = json.loads((file.metadata() or {}).get("ids", "null"))
-            if not isinstance(names, list):
-                raise contradiction(part)
-            yield file, names
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{part}: cannot be read ({error}); delete it and run the same command again") from error
+    with opened(part, "delete it and run the same command again") as file:
+        names = json.loads((file.metadata() or {}).get("ids", "null"))
+        if not isinstance(names, list):
+            raise contradiction(part)
+        yield file, names
 
 
 def contradiction(part: Path) -> ModelError:
@@ -88,7 +83,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file completely, or leave it unchanged."""
     scratch = path.with_suffix(".tmp")
     scratch.write_bytes(content)
-    os.replace(scratch, path)
+    scratch.replace(path)
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ def read_about(folder: str | Path) -> dict[str, Any]:
 def read_answers(folder: str | Path) -> Iterator[Conversation]:
     """All conversations of a folder, in the order in which they were written."""
     for path in PartFolder(folder, CONTENTS).parts():
-        with opened(path) as (file, names):
+        with opened_part(path) as (file, names):
             ids, lengths, turns = (file.get_tensor(name).long() for name in ("ids", "lengths", "turns"))
             is_recorded = "prompts" in file.keys()  # noqa: SIM118
             prompts = file.get_tensor("prompts") if is_recorded else torch.zeros_like(turns)

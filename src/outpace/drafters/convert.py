@@ -16,10 +16,11 @@ from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import FILES, load_net, locate
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import FILE_NAME
-from outpace.lib.checkpoint import INDEX, MEDUSA_WEIGHTS, WEIGHTS, filled, opened, read_object, weight_map, write_index
+from outpace.lib.checkpoint import INDEX, MEDUSA_WEIGHTS, WEIGHTS, filled, read_object, weight_map, write_index
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.int8 import quantize_file
+from outpace.lib.tensor_file import opened
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS_IN = ("plain", "int8")

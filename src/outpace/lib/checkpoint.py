@@ -8,19 +8,17 @@ import json
 import pickletools
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import attach, int8_of, is_quantized, widened
-from outpace.lib.tensor_file import save_tensors
+from outpace.lib.tensor_file import opened, save_tensors
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -86,16 +84,6 @@ def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
     if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
         raise ModelError(f"{path / index}: weight_map must give a file name of this folder for each tensor")
     return shards
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """An open safetensors file; only requested tensors are read."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read, maybe cut off: {error}; download it again") from error
 
 
 def write_index(folder: str | Path) -> None:

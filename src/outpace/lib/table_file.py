@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.tensor_file import save_tensors
+from outpace.lib.tensor_file import opened, save_tensors
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,14 @@ def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, 
 
 def load_described(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors as `load_table` returns them, and the file's metadata."""
-    path = path_of(file)
-    try:
-        with safe_open(path, framework="pt") as opened:
-            about, names = opened.metadata() or {}, set(opened.keys())
-            if about.get("format") != kind.format or not kind.names <= names <= kind.names | kind.optional:
-                raise ModelError(f"{kind.option}={path}: not {kind.what}; make one with `outpace {kind.command}`")
-            tensors = {name: opened.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{kind.option}={path}: cannot be read: {error}") from error
+    path, remedy = path_of(file), f"make one with `outpace {kind.command}`"
+    named = f"{kind.option}={path}"
+    with opened(path, remedy, named) as content:
+        about, names = content.metadata() or {}, set(content.keys())
+        if about.get("format") != kind.format or not kind.names <= names <= kind.names | kind.optional:
+            raise ModelError(f"{named}: not {kind.what}; {remedy}")
+        tensors = {name: content.get_tensor(name) for name in names}
     made_for = about.get("vocab_size")
     if made_for != str(vocab_size):
-        raise ModelError(f"{kind.option}={path}: made for {made_for} ids, and the target has {vocab_size}")
+        raise ModelError(f"{named}: made for {made_for} ids, and the target has {vocab_size}")
     return tensors, about

@@ -1,14 +1,25 @@
-"""Writing safetensors files."""
+"""Reading and writing safetensors files."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.lib.errors import ModelError
+
+
+@contextmanager
+def opened(file: Path, remedy: str = "download it again", name: str = "") -> Iterator[Any]:
+    """An open safetensors file; only requested tensors are read. `name`: of the file in errors, by default its path."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            yield content
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{name or file}: cannot be read, maybe cut off: {error}; {remedy}") from error
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from outpace.core.timing import NET
 from outpace.kernels.blocks import BlockEmbedding
-from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
+from outpace.lib.checkpoint import WEIGHTS, check_fit, write_checkpoint
 from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError, first_line
+from outpace.lib.tensor_file import opened
 from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.families import check_supported, positions_of
 from outpace.models.head import LmHead

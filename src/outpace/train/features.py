@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.data.answers import PartFolder, contradiction, opened
+from outpace.data.answers import PartFolder, contradiction, opened_part
 from outpace.lib.checks import check_same, is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import Progress
@@ -100,7 +100,7 @@ class FeatureStore:
         if name not in self._places:
             raise ModelError(f"{CONTENTS}={str(self.folder)!r}: none of {name!r}; capture them first")
         part, at = self._places[name]
-        with opened(part) as (file, _):
+        with opened_part(part) as (file, _):
             rows: Tensor = file.get_tensor(f"{at}.rows")
             scales: Tensor | None = file.get_tensor(f"{at}.scales") if rows.element_size() == 1 else None  # [T, taps]
         apart = rows.unflatten(1, (self._taps, -1))  # [T, taps, H]
@@ -134,7 +134,7 @@ class FeatureStore:
     def _index(self, part: Path) -> None:
         """Remember where the sequences of a part are, after checking that its tensors are complete."""
         kinds = ("rows", "scales") if DTYPES[self._dtype].itemsize == 1 else ("rows",)
-        with opened(part) as (file, names):
+        with opened_part(part) as (file, names):
             if {*file.keys()} != {f"{at}.{kind}" for at in range(len(names)) for kind in kinds}:
                 raise contradiction(part)
             for at in range(len(names)):

@@ -25,9 +25,10 @@ from transformers import (
 from transformers.utils import logging as library
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
-from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_torch, weight_map
+from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, read_torch, weight_map
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart
+from outpace.lib.tensor_file import opened
 from outpace.models.attention import register_attention
 from outpace.models.loading.config import check_sizes
 from outpace.models.loading.gguf import GgufFile

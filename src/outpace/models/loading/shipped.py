@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import safe_open
 
 from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import SCALE
+from outpace.lib.tensor_file import opened
 from outpace.models.loading.config import CONFIG_NAME, read_config
 from outpace.models.loading.registry import models_folder, resolve
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -242,11 +242,8 @@ def size_of(folder: Path) -> Size:
     """
     parameters = 0
     for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = [name for name in opened.keys() if not name.endswith(SCALE)]  # noqa: SIM118
-                tensors = [opened.get_slice(name) for name in names]
-                parameters += sum(prod(one.get_shape()) for one in tensors if one.get_dtype() in _WEIGHTS)
-        except Exception as error:
-            raise ModelError(f"{file}: cannot be read: {error}; install the package again") from error
+        with opened(file, "install the package again") as content:
+            names = [name for name in content.keys() if not name.endswith(SCALE)]  # noqa: SIM118
+            tensors = [content.get_slice(name) for name in names]
+            parameters += sum(prod(one.get_shape()) for one in tensors if one.get_dtype() in _WEIGHTS)
     return Size(parameters, sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6)
