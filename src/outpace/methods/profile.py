@@ -200,47 +200,6 @@ def _origin(spec: MethodSpec, drafters: DrafterStore) -> str:
 ROWS = {"eagle3": "eagle3", "dflash": "dflash", "draft_model": "linear", "medusa": "medusa", "ngram": "lookup"}
 # The lengths of suffixes that prompt lookup tries, and vLLM's keys for them.
 LOOKUP_SIZES = {"prompt_lookup_max": MAX_NGRAM, "prompt_lookup_min": 1}
-KEYS = ("method", "num_speculative_tokens", "model", *LOOKUP_SIZES)
-
-_PARALLEL = "there is one process here, and nothing to spread"
-_DTYPE = "a drafter has the target's dtype and attention"
-_ACCEPTANCE = "verification is an option of the request here (verification='match' or 'rejection'), and always lossless"
-_SYNTHETIC = "synthetic acceptance changes the output"
-_SUFFIX = "suffix decoding is not a method here"
-_SCHEDULE = "the budget does not depend on the batch size here"
-REASONS = {
-    "draft_tensor_parallel_size": _PARALLEL,
-    "tensor_parallel_size": _PARALLEL,
-    "use_local_argmax_reduction": _PARALLEL,
-    "quantization": _DTYPE,
-    "kv_cache_dtype": _DTYPE,
-    "moe_backend": _DTYPE,
-    "attention_backend": _DTYPE,
-    "enforce_eager": "set OUTPACE_GRAPHS=off in the environment, which leaves graphs on a GPU out",
-    "draft_load_config": "drafters are read one way only",
-    "max_model_len": "drafters serve requests as long as the target's; use max_model_len of the target",
-    "revision": "name a downloaded folder of that revision as model",
-    "code_revision": "no code of a checkpoint is run here",
-    "index_share_for_mtp_iteration": "MTP is not a method here",
-    "disable_padded_drafter_batch": "batches are never padded here",
-    "disable_eagle_block_drop": "there are no cache blocks here",
-    "use_heterogeneous_vocab": "a draft model must have the target's tokenizer here",
-    "parallel_drafting": "here dart, medusa and the methods of block drafters always draft in one pass",
-    "num_speculative_tokens_per_batch_size": _SCHEDULE,
-    "disable_by_batch_size": _SCHEDULE,
-    "speculative_token_tree": "give the method's own shape instead, as in method='eagle3:shape=beam'",
-    "suffix_decoding_max_tree_depth": _SUFFIX,
-    "suffix_decoding_max_cached_requests": _SUFFIX,
-    "suffix_decoding_max_spec_factor": _SUFFIX,
-    "suffix_decoding_min_token_prob": _SUFFIX,
-    "rejection_sample_method": _ACCEPTANCE,
-    "draft_sample_method": "drafts are scored under the noise of the target's own draw here (option noise of a method)",
-    "synthetic_acceptance_rates": _SYNTHETIC,
-    "synthetic_acceptance_length": _SYNTHETIC,
-    "enable_adaptive_verification": "use method='dynatree' for trees that follow confidence",
-    "dspark_draft_topk": "how many candidates DSpark keeps is not an option here",
-}
-"""Keys that vLLM knows and that have no equal here, and why."""
 
 
 def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]:
@@ -260,10 +219,6 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
             both = f"{name}={shown(value)} and speculative_config={shown(dict(config))}"
             raise InvalidRequest(f"{both} were both given: leave one of them out")
     stated = {key: value for key, value in config.items() if value is not None}
-    for key in stated:
-        if key not in KEYS:
-            reason = REASONS.get(key, f"not a key that is known here; known are {', '.join(KEYS)}")
-            raise InvalidRequest(f"speculative_config: {key}={shown(stated[key])}: {reason}")
     method = _need(stated, "method", "vLLM would guess it from the model's name")
     row = ROWS.get(method) if isinstance(method, str) else None
     if row is None:
@@ -271,9 +226,13 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
             f"speculative_config: method={shown(method)}: no method here is equivalent; choose one of {', '.join(ROWS)}"
         )
     keys = tuple(LOOKUP_SIZES) if method == "ngram" else ("model",)
+    taken = ("method", "num_speculative_tokens", *keys)
     for key, value in stated.items():
-        if key not in ("method", "num_speculative_tokens", *keys):
-            raise InvalidRequest(f"speculative_config: {key}={shown(value)}: method {shown(method)} does not take it")
+        if key not in taken:
+            raise InvalidRequest(
+                f"speculative_config: {key}={shown(value)}: method {method!r} does not take it here; leave it out and "
+                f"give {', '.join(taken)} alone"
+            )
     count = _need(stated, "num_speculative_tokens", "vLLM would look for it in the drafter's config")
     if type(count) is not int or count < 1:
         raise InvalidRequest(

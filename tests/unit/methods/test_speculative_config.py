@@ -8,7 +8,7 @@ import pytest
 import outpace
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
-from outpace.methods.profile import KEYS, REASONS, ROWS, from_speculative_config
+from outpace.methods.profile import ROWS, from_speculative_config
 from tests.unit.drafters.source.learned import PROMPTS
 from tests.unit.methods.test_presets import drafters, target  # noqa: F401
 
@@ -33,21 +33,31 @@ def test_what_means_the_same_is_taken(config: dict[str, Any], method: str, draft
     assert parse_method(method).budget == config["num_speculative_tokens"]
 
 
-@pytest.mark.parametrize("key", sorted(REASONS))
-def test_every_other_key_of_vllm_is_refused_with_its_reason(key: str) -> None:
+@pytest.mark.parametrize(
+    "key",
+    [
+        "draft_tensor_parallel_size",
+        "quantization",
+        "max_model_len",
+        "revision",
+        "parallel_drafting",
+        "disable_by_batch_size",
+        "speculative_token_tree",
+        "rejection_sample_method",
+    ],
+)
+def test_every_other_key_of_vllm_is_refused(key: str) -> None:
     """Guards against a key that is taken and does nothing, at whatever value."""
-    assert key not in KEYS
     for value in (1, True, False, "x"):
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises(InvalidRequest, match=f"speculative_config: {key}={value!r}: .* does not take it here"):
             from_speculative_config(DRAFT | {key: value})
-        assert str(caught.value) == f"speculative_config: {key}={value!r}: {REASONS[key]}"
 
 
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
         ([DRAFT], "must be a JSON object"),
-        (DRAFT | {"num_spec_tokens": 3}, "num_spec_tokens=3: not a key that is known here; known are method, num_spec"),
+        (DRAFT | {"num_spec_tokens": 3}, "num_spec_tokens=3: method 'draft_model' does not take it here"),
         ({"model": "x", "num_speculative_tokens": 3}, "method is missing"),
         (
             DRAFT | {"method": "mtp"},
