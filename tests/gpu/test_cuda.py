@@ -21,7 +21,7 @@ from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.unit.drafters.source.learned import proposer_of, source_of
@@ -124,13 +124,13 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     def grafted(place: Literal["root", "tail"], fills: Sequence[Retriever]) -> GraftedProposer:
         return GraftedProposer(base(), fills, device, place, 0.4)
 
-    plan = retrieval_plan(grafted_paths())
+    paths = grafted_paths()
     makers: list[Callable[[list[list[int]]], Proposer]] = [
         lambda known: base(False),
         lambda known: grafted(
-            "root", [MatrixRetriever(TransitionMatrix(VOCAB, device), plan), SuffixRetriever(device)]
+            "root", [MatrixRetriever(TransitionMatrix(VOCAB, device), paths), SuffixRetriever(device)]
         ),
-        lambda known: grafted("tail", [MatrixRetriever(TransitionMatrix(VOCAB, device), plan, private=True)]),
+        lambda known: grafted("tail", [MatrixRetriever(TransitionMatrix(VOCAB, device), paths, private=True)]),
     ]
     if shape != "template":  # the union wants scores
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))

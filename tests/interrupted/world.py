@@ -18,7 +18,7 @@ from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths
 from outpace.trees.union.proposer import UnionPlan
 from tests.grammars import EOS, OBJECT, toy_tokenizer
 from tests.lossless.led import LedSource
@@ -110,7 +110,7 @@ class World:
             base = self._led(method.removeprefix("union-"), "beam")
             return union_of(base, MatrixLearner(TransitionMatrix(VOCAB, CPU)), UnionPlan(6, 0.9))
         base = proposer_of("gated", LedSource(source_of("eagle3", self.target), self._answers), leaves_room=True)
-        matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+        matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), grafted_paths())
         return GraftedProposer(base, [SuffixRetriever(CPU), matrix], CPU, "tail" if method == "tail" else "root", 0.4)
 
     def _led(self, source: str, shape: str) -> Proposer:

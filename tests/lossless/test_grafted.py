@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.drafting import RetrievalPlan, Retrieved
+from outpace.core.drafting import Retrieved
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import Topology
 from outpace.engine.engine import Engine
 from outpace.testing import OracleDrafter, decode
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
-from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths
 from tests.lossless.test_matrix import Case, plain, proposer_for, requests
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 
@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 class LedRetriever(MatrixRetriever):
     """A matrix fill that every other round retrieves the next tokens of the answer instead."""
 
-    def __init__(self, plan: RetrievalPlan, sequences: Sequence[Sequence[int]]) -> None:
-        super().__init__(TransitionMatrix(VOCAB, CPU), plan)
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        super().__init__(TransitionMatrix(VOCAB, CPU), grafted_paths())
         self._oracle, self._rounds = OracleDrafter(sequences), 0
 
     def prepare(
@@ -65,7 +65,7 @@ def test_lossless(source: str, shape: str, options: str) -> None:
     target, (prompts, params) = tiny_target(tiny_config("llama")), requests(case)
     expected = [plain(options, index) for index in range(case.batch)]
     sequences = [session.ids for session in expected]
-    fill = LedRetriever(retrieval_plan(grafted_paths()), sequences)
+    fill = LedRetriever(sequences)
     proposer = GraftedProposer(proposer_for(case, target, sequences), [fill], CPU, reserved=0.6)
     sessions = decode(Engine(target, prefill_chunk=32), prompts, params, [proposer] * case.batch)
     for want, got in zip(expected, sessions, strict=True):

@@ -29,7 +29,7 @@ from outpace.testing import decode, toy_context
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
-from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths
 from outpace.trees.shapes.table import shapes
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of, representatives
@@ -158,8 +158,7 @@ def proposer_for(case: Case, target: PackedTarget, sequences: Sequence[Sequence[
     elif case.source == "self":
         source = SelfDraft(target, Every(target, 2), case.noise)
     elif case.source == "guessed":
-        plan = retrieval_plan([(0,), (0, 0)])
-        guesser = MatrixRetriever(TransitionMatrix(VOCAB, CPU), plan, case.retriever == "private")
+        guesser = MatrixRetriever(TransitionMatrix(VOCAB, CPU), [(0,), (0, 0)], case.retriever == "private")
         source = GuessedSelfDraft(target, Every(target, 2), guesser, case.noise)
     else:
         source = source_of(case.source, target, noise=case.noise)
@@ -182,7 +181,7 @@ def retrievers_of(name: str) -> list[Retriever]:
     if name == "both":
         return [*retrievers_of("suffix"), *retrievers_of("matrix")]
     paths = [(0,) * depth for depth in range(1, 5)] if name == "tail" else grafted_paths()
-    return [MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")]
+    return [MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), paths, name == "private")]
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -21,7 +21,7 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.gates import Echo, EchoConfig, Gated, GatedConfig
-from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import Chain, grafted_paths
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from outpace.trees.union.proposer import UnionPlan
 from tests.unit.trees.union.worlds import union_of
@@ -53,8 +53,10 @@ def grafted(base: Callable[[], Proposer], private: bool = False, **options: Any)
     """A tree that ends early, and retrieval from a matrix in what is left of a larger budget."""
 
     def make(sequences: list[list[int]]) -> Proposer:
-        matrix, plan = TransitionMatrix(VOCAB, torch.device("cpu")), retrieval_plan(grafted_paths())
-        return GraftedProposer(base(), [MatrixRetriever(matrix, plan, private)], torch.device("cpu"), **options)
+        matrix = TransitionMatrix(VOCAB, torch.device("cpu"))
+        return GraftedProposer(
+            base(), [MatrixRetriever(matrix, grafted_paths(), private)], torch.device("cpu"), **options
+        )
 
     return make
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from outpace.core.events import NodeOrigin, origins_of
+from outpace.core.events import NodeOrigin
 from outpace.core.protocols import DraftRequest, Observation, RequestStates, Stateless
 from outpace.core.tree import Topology
 
@@ -179,37 +179,18 @@ class GrowingShape:
 
 
 @dataclass(frozen=True, eq=False)
-class RetrievalPlan:
-    """Rank paths in the order in which they are given slots, so that any number of free slots takes a prefix.
-
-    Attributes:
-        topology: the paths as nodes in that order; node 0 is what they continue.
-        levels: as in `RankPlan`, per depth the parent's place in the level above [F] and the rank below it [F].
-        order: [E + 1] for each node its number in breadth-first order.
-    """
-
-    topology: Topology
-    levels: tuple[tuple[Tensor, Tensor], ...]
-    order: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Retrieved:
     """Continuations of one request without a draft model.
 
     Attributes:
         tokens: [E + 1] int64; node 0 is what they continue; nodes that are UNKNOWN or below one are not used.
         topology: E + 1 nodes in the order in which they get slots.
-        origins: [E + 1] of each; empty stands for "retrieved".
+        origin: of all of them.
     """
 
     tokens: Tensor
     topology: Topology
-    origins: tuple[NodeOrigin, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.origins:
-            object.__setattr__(self, "origins", origins_of("retrieved", len(self.topology)))
+    origin: NodeOrigin = "retrieved"
 
 
 class Retriever(RequestStates, Protocol):

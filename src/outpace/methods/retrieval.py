@@ -19,7 +19,7 @@ from outpace.trees.retrieval.samd import SamDecoding, load_corpus
 from outpace.trees.retrieval.suffix import CONTINUATION, PromptLookup
 from outpace.trees.retrieval.transition_matrix import TokenRecycling
 from outpace.trees.retrieval.warm_file import load_matrix
-from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate, grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate, grafted_paths
 
 
 class PlainOptions(Options):
@@ -84,7 +84,7 @@ def _matrix_retriever(options: RetrievalOptions, context: BuildContext) -> Retri
     paths = [(0,) * length for length in range(1, CHAIN + 1)] if options.place == "tail" else grafted_paths()
     chosen = [path for path in paths if len(path) <= depth and max(path) < breadth]
     matrix = load_matrix(context.warm_file(options.warm), context.vocab_size, context.device, options.context)
-    return MatrixRetriever(matrix, retrieval_plan(chosen), options.matrix == "private")
+    return MatrixRetriever(matrix, chosen, options.matrix == "private")
 
 
 # SAM-Decoding's published constants (arXiv 2411.10666).

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import UNKNOWN, RetrievalPlan, Retrieved, Retriever
-from outpace.core.events import NodeOrigin, origins_of
+from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
+from outpace.core.events import NodeOrigin
 from outpace.core.method_checks import proposed
 from outpace.core.protocols import DraftRequest, Needs, Proposer, Stateless
 from outpace.core.timing import MERGE, REBUILD, RETRIEVE
@@ -22,17 +22,25 @@ from outpace.lib.places import places_of
 from outpace.trees.proposer import Nested
 from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.rank_paths import RankPath, rank_plan
 
 
 class MatrixRetriever(MatrixLearner):
     """Graft's retrieval (arXiv 2605.20104, section 3.2): a whole template for every request, a level per lookup, on the
-    device without a host read."""
+    device without a host read.
 
-    def __init__(self, matrix: TransitionMatrix, plan: RetrievalPlan, private: bool = False) -> None:
+    Args:
+        paths: the template in the order in which its nodes get slots, each path behind its prefix.
+    """
+
+    def __init__(self, matrix: TransitionMatrix, paths: Sequence[RankPath], private: bool = False) -> None:
         super().__init__(matrix, private)
-        device = matrix.successors.device
-        self._topology, self._order = plan.topology, plan.order.to(device)
-        self._levels = [(places.to(device), ranks.to(device)) for places, ranks in plan.levels]
+        device, nodes = matrix.successors.device, list[RankPath]([(), *paths])
+        node_of = {path: node for node, path in enumerate(nodes)}
+        self._topology = Topology.of([-1, *(node_of[path[:-1]] for path in paths)])
+        self._levels = [(places.to(device), ranks.to(device)) for places, ranks in rank_plan(paths).levels]
+        read = sorted(nodes, key=lambda path: (len(path), path))  # as levels are read
+        self._order = torch.tensor([read.index(path) for path in nodes], device=device)
 
     def prepare(
         self, states: Sequence[TransitionMatrix], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
@@ -81,7 +89,7 @@ class SuffixRetriever(Stateless):
             match.follow(request.ids)
             chain = match.continuation(request.budget, path[1:].tolist() if len(path) > 1 else [])
             tokens = torch.tensor([UNKNOWN, *chain], device=self._device)
-            found.append(Retrieved(tokens, Topology.chain(len(tokens)), origins_of("matched", len(tokens))))
+            found.append(Retrieved(tokens, Topology.chain(len(tokens)), "matched"))
         return found
 
 
@@ -156,7 +164,7 @@ _Option = tuple[list[int], int, int, int, NodeOrigin]
 def _queue(below: int, found: Retrieved, tokens: Sequence[int]) -> Iterator[_Option]:
     places = [below] + [RETRIEVED] * (len(found.topology) - 1)
     for node, above in enumerate(found.topology.parents[1:], start=1):
-        yield places, node, above, tokens[node], found.origins[node]
+        yield places, node, above, tokens[node], found.origin
 
 
 class _Hybrid:

@@ -18,7 +18,7 @@ from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.toy import draft_request
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
-from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths
 from tests.unit.engine.doubles import CharDetokenizer
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def timed_base(clock: Clock) -> Proposer:
 
 def timed_retriever(clock: Clock) -> MatrixRetriever:
     """Knows nothing."""
-    made = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+    made = MatrixRetriever(TransitionMatrix(VOCAB, CPU), grafted_paths())
     made.observe = lambda *arguments: None  # type: ignore[method-assign]
     clock.timed(made, "prepare")
     return made

@@ -15,7 +15,7 @@ from outpace.lib.errors import InvalidRequest, MethodError
 from outpace.testing import OracleDrafter, decode
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
-from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths
 from tests.unit.engine.doubles import PROMPT, VOCAB, distinct_answer, run, toy_engine
 
 
@@ -98,7 +98,7 @@ def test_mistakes_of_a_method_are_named(mistake: str) -> None:
 def test_a_mistake_inside_a_graft_names_the_method_that_made_it() -> None:
     """Guards against an AttributeError of the graft, whose base is a method of another package that returns lists."""
     base = Returned(lambda request: [request.ids[-1], 1])
-    matrix = MatrixRetriever(TransitionMatrix(VOCAB, torch.device("cpu")), retrieval_plan(grafted_paths()))
+    matrix = MatrixRetriever(TransitionMatrix(VOCAB, torch.device("cpu")), grafted_paths())
     proposer = GraftedProposer(base, [matrix], torch.device("cpu"))
     with pytest.raises(MethodError, match=r"^method Returned: propose.. returned \["):
         decode(toy_engine(), [[1, 2, 3]], [SamplingParams(max_new_tokens=10)], [proposer])

@@ -16,7 +16,7 @@ from outpace.trees.grafting import GraftedProposer, MatrixRetriever, SuffixRetri
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths
 from outpace.trees.union.proposer import UnionPlan
 from tests.unit.engine.doubles import CharDetokenizer, named, run, text_of
 from tests.unit.trees.union.worlds import union_of
@@ -31,7 +31,7 @@ def drafting() -> Proposer:
 
 
 def grafted() -> Proposer:
-    matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+    matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), grafted_paths())
     return GraftedProposer(drafting(), [SuffixRetriever(CPU), matrix], CPU, reserved=0.0)
 
 

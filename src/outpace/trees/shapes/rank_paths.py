@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from outpace.core.drafting import RankPlan, RetrievalPlan
+from outpace.core.drafting import RankPlan
 from outpace.core.tree import Topology
 
 RankPath = tuple[int, ...]
@@ -141,13 +141,3 @@ def grafted_paths() -> tuple[RankPath, ...]:
             above = level
         ordered += best_paths(added, len(added))
     return tuple(ordered)
-
-
-def retrieval_plan(paths: Sequence[RankPath]) -> RetrievalPlan:
-    """The plan of rank paths in the order in which they are given slots, each behind its prefix."""
-    breadth_first = sorted(paths, key=lambda path: (len(path), path))
-    number = {(): 0} | {path: node for node, path in enumerate(breadth_first, start=1)}
-    node_of = {(): 0} | {path: node for node, path in enumerate(paths, start=1)}
-    topology = Topology.of([-1, *(node_of[path[:-1]] for path in paths)])
-    order = torch.tensor([0, *(number[path] for path in paths)])
-    return RetrievalPlan(topology, rank_plan(paths).levels, order)

@@ -18,7 +18,6 @@ from outpace.trees.grafting import MatrixRetriever
 from outpace.trees.retrieval import transition_matrix
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, PairRows, TokenRecycling, TransitionMatrix
 from outpace.trees.retrieval.warm_file import load_matrix, save_matrix
-from outpace.trees.shapes.rank_paths import retrieval_plan
 from tests.unit.trees.retrieval.test_lookahead import LoopTarget
 
 CPU = torch.device("cpu")
@@ -106,9 +105,8 @@ def test_a_source_reads_the_token_before_each_node(private: bool) -> None:
 def test_a_fill_reads_the_token_before_each_node() -> None:
     """Guards against pairs of a template's neighbours, of a tail without the drafted token before it, of another
     request, and against continuations below a node that is unknown."""
-    plan = retrieval_plan([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)])
     matrix = _taught({(1, 2): 10, (2, 10): 20, (10, 20): 25, (7, 2): 30}, {11: 15, 3: 12})
-    fill = MatrixRetriever(matrix, plan)
+    fill = MatrixRetriever(matrix, [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)])
     requests = [draft_request([1, 2], 9, 9), draft_request([7, 2], 9, 9), draft_request([3], 9, 9)]
     paths = [torch.tensor([2]), torch.tensor([2]), torch.tensor([3])]
     first, second, third = fill.prepare([matrix] * 3, requests, paths)

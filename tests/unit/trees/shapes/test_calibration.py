@@ -23,7 +23,7 @@ from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.gates import Echo, EchoConfig, Gated, GatedConfig
 from tests.unit.trees.shapes.test_gates import totals_of
-from tests.unit.trees.shapes.test_grafted import CPU, PLAN, V, warm_matrix
+from tests.unit.trees.shapes.test_grafted import CPU, PATHS, V, warm_matrix
 
 VAIN, RIGHT = Round((0.1, 0.05, 0.02, 0.01, 0.01), 0), Round((0.505, 0.405, 0.305, 0.205, 0.105), 4)
 
@@ -107,7 +107,7 @@ def test_rounds_are_written_down_as_drafted() -> None:
 def gated_proposer() -> tuple[GraftedProposer, GrowingProposer]:
     shape = Gated(GatedConfig(depth=5, breadth=2, thresholds=(0.99, 0.99, 0.99)))
     base = GrowingProposer(ToySource(blend(0.7, V)), shape, 8)
-    return GraftedProposer(base, [MatrixRetriever(warm_matrix(), PLAN)], CPU), base
+    return GraftedProposer(base, [MatrixRetriever(warm_matrix(), PATHS)], CPU), base
 
 
 def test_a_warm_up_drafts_with_open_gates_and_leaves_them_as_they_were() -> None:

@@ -19,13 +19,13 @@ from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape
 from outpace.trees.shapes.gates import Gated, GatedConfig
-from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import Chain, grafted_paths
 from tests.toys import node_paths, table
 from tests.unit.trees.recorded import Told
 
 CPU = torch.device("cpu")
 V = 40
-PLAN = retrieval_plan(grafted_paths())
+PATHS = grafted_paths()
 
 
 def warm_matrix() -> TransitionMatrix:
@@ -51,7 +51,7 @@ class Silent(EmptyDraft):
 def test_both_halves_hear_everything() -> None:
     """Guards against a half whose caches are never closed, rewound, filled, taught or reset, and needs that go."""
     base, matrix = Told(Silent()), TransitionMatrix(V, CPU)
-    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PLAN)], CPU)
+    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PATHS)], CPU)
     assert proposer.needs == Needs(SUCCESSORS, (1, 4))
     assert proposer.budget == 9
     state = proposer.open(0)
@@ -74,7 +74,7 @@ def test_both_halves_hear_everything() -> None:
 
 def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
     """Guards against a graft into a full tree, one that outgrows K or the depth that fits, and neighbours mixed up."""
-    proposer = GraftedProposer(chain_of(4), [MatrixRetriever(warm_matrix(), PLAN)], CPU)
+    proposer = GraftedProposer(chain_of(4), [MatrixRetriever(warm_matrix(), PATHS)], CPU)
     wanted = [(4, 9), (15, 9), (60, 9), (0, 9), (12, 2)]
     requests = [draft_request([7, number], budget, depth) for number, (budget, depth) in enumerate(wanted)]
     states = [proposer.open(slot) for slot in range(len(requests))]
@@ -98,7 +98,7 @@ def test_the_tail_continues_every_end_of_a_tree() -> None:
     base = GrowingProposer(ToySource(distribution), shape, 12, leaves_room=True)
     matrix = TransitionMatrix(20, CPU)
     matrix.successors.copy_((torch.arange(20)[:, None] + torch.arange(4, 4 + SUCCESSORS)) % 20)
-    chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
+    chain = [(0,) * depth for depth in range(1, 9)]
     proposer = GraftedProposer(base, [MatrixRetriever(matrix, chain)], CPU, "tail")
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], 12, 20)])
     paths = node_paths(tree)
@@ -113,7 +113,7 @@ def test_batch_mode_has_a_fixed_shape() -> None:
     base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, leaves_room=True)
     matrix = warm_matrix()
     matrix.successors[7] = 0
-    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PLAN)], CPU)
+    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PATHS)], CPU)
     requests = [draft_request([1, 7], 15, 20), draft_request([2, 9], 15, 20)]
     trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [15, 15]
@@ -128,7 +128,7 @@ def test_batch_mode_has_a_fixed_shape() -> None:
 def test_a_reserved_share_is_not_offered_to_the_base(share: float, offered: int) -> None:
     """Guards against Graft(ROOT) with a base that takes the slots reserved for retrieval, or with K exceeded."""
     base = Told(Silent())
-    proposer = GraftedProposer(base, [MatrixRetriever(warm_matrix(), PLAN)], CPU, reserved=share)
+    proposer = GraftedProposer(base, [MatrixRetriever(warm_matrix(), PATHS)], CPU, reserved=share)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([3], 9, 9)])
     assert [request.budget for _, request in base.asked] == [offered]
     assert len(tree) - 1 == 9
@@ -155,7 +155,7 @@ def test_accepted_tokens_are_counted_by_where_they_came_from() -> None:
             return [Retrieved(tokens, Topology.chain(len(tokens))) for tokens in found]
 
     base = Early([plain.ids])
-    proposer = GraftedProposer(base, [Known(TransitionMatrix(V, CPU), PLAN)], CPU)
+    proposer = GraftedProposer(base, [Known(TransitionMatrix(V, CPU), PATHS)], CPU)
     (session,) = decode(Engine(target), [[1, 2]], [params], [proposer])
     metrics = session.metrics
     assert session.ids == plain.ids

@@ -1,4 +1,4 @@
-"""Static shapes and the retrieval template: published counts, prefixes that are trees, and consistent plans."""
+"""Static shapes and the retrieval template: published counts, prefixes that are trees, and plans."""
 
 from collections import Counter
 
@@ -11,7 +11,6 @@ from outpace.trees.shapes.rank_paths import (
     best_paths,
     grafted_paths,
     recycling_paths,
-    retrieval_plan,
 )
 
 
@@ -85,15 +84,3 @@ def test_any_number_of_slots_takes_a_tree() -> None:
         assert path[:-1] in seen
         assert not path[-1] or (*path[:-1], path[-1] - 1) in seen, "a rank before the one above it"
         seen.add(path)
-
-
-def test_a_plan_gives_each_path_its_tokens() -> None:
-    """Guards against an order that scatters breadth-first tokens to the wrong nodes."""
-    paths = [(0,), (0, 1), (0, 1, 0), (2,), (2, 0), (0, 0)]
-    plan = retrieval_plan(paths)
-    assert plan.topology.parents == (-1, 0, 1, 2, 0, 4, 1)
-    levels: list[list[tuple[int, ...]]] = [[()]]
-    for places, ranks in plan.levels:
-        levels.append([(*levels[-1][place], rank) for place, rank in zip(places.tolist(), ranks.tolist())])
-    breadth_first = [path for level in levels for path in level]
-    assert [breadth_first[number] for number in plan.order.tolist()] == [(), *paths]
