@@ -6,7 +6,6 @@ token of context. Both are measured once. Rounds correct them by a factor for ea
 
 import json
 import math
-from bisect import bisect
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 LEAST_GAIN = 0.3
 """Least acceptance probability with which a drafted token pays for its row, where the time of rows was not measured."""
@@ -133,8 +132,6 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows of the passes that are measured; times between them are interpolated."""
 _REMEMBERED = 31  # rounds of which the median is taken
 _CREDIBLE, _BENT = 1.5, 0.05  # ratio of a round's time to the expected one, and the share of it that is learned
-_REFRESHED = 8  # rounds after which times are computed again
-_MOST_KEPT = 256  # cached times of passes: rounds that write prompts have many different numbers of rows
 
 
 def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
@@ -189,8 +186,6 @@ class PassCosts:
         self._file = file
         self._measured, self._context_ms = _read(file)
         self._factors: dict[int, deque[float]] = {}  # by size of context
-        self._times: dict[tuple[int, int, int, int], PassTimes] = {}
-        self._rounds = 0
 
     @property
     def is_known(self) -> bool:
@@ -220,13 +215,10 @@ class PassCosts:
     def learn(self, requests: int, rows: int, context: int, ms: float) -> None:
         """Learn from a round."""
         factors = self._factors.setdefault(context.bit_length(), deque(maxlen=_REMEMBERED))
-        base, factor = self._expected(requests, rows, context), median(factors) if factors else None
+        base, factor = float(self._expected(requests, rows, context)), median(factors) if factors else None
         factors.append(ms / base)
         if factor is not None:
             self._bend(rows, ms / (base * factor))
-        self._rounds += 1
-        if self._rounds % _REFRESHED == 0:
-            self._times.clear()
 
     def _bend(self, rows: int, ratio: float) -> None:
         """Correct the measured time of this many rows relative to others: a machine that was busy while passes were
@@ -241,26 +233,15 @@ class PassCosts:
     def times(self, requests: int, context: int, nodes: int, others: int = 0) -> PassTimes:
         """Times of passes of this many requests with 0 to `nodes` drafted nodes in all, after contexts of this many
         tokens, and with `others` further rows."""
-        key = requests, context.bit_length(), nodes, others  # until the next refresh, contexts hardly grow
-        if key not in self._times:
-            if len(self._times) == _MOST_KEPT:
-                self._times.clear()
-            first = requests + others
-            factor, rows = self._factor(context), range(first, first + nodes + 1)
-            self._times[key] = PassTimes(tuple(self._expected(requests, count, context) * factor for count in rows))
-        return self._times[key]
+        rows = requests + others + np.arange(nodes + 1)
+        return PassTimes(tuple((self._expected(requests, rows, context) * self._factor(context)).tolist()))
 
-    def _expected(self, requests: int, rows: int, context: int) -> float:
-        """Milliseconds of a pass by what was measured."""
+    def _expected(self, requests: int, rows: ArrayLike, context: int) -> NDArray[np.float64]:
+        """Milliseconds of passes by what was measured: interpolated between measured rows, extrapolated beyond."""
         each, row = self._context_ms
-        return self._base(rows) + context * (each * requests + row * rows)
-
-    def _base(self, rows: int) -> float:
-        """Milliseconds of a pass without context, interpolated between measured ones and extrapolated beyond."""
-        above = min(max(bisect(ROWS, rows), 1), len(ROWS) - 1)
-        low, high = ROWS[above - 1], ROWS[above]
-        share = (rows - low) / (high - low)
-        return self._measured[above - 1] * (1 - share) + self._measured[above] * share
+        count = np.asarray(rows, dtype=np.float64)
+        without = np.interp(count, ROWS, self._measured) + self.row_ms * np.maximum(count - ROWS[-1], 0.0)
+        return np.asarray(without + context * (each * requests + row * count))
 
     def _factor(self, context: int) -> float:
         """Median ratio of a round's time to the expected one for contexts of about this length, or of the nearest

@@ -1,7 +1,6 @@
 """What passes cost: measured, kept, learned."""
 
 import json
-import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -165,16 +164,6 @@ def test_the_context_of_measured_passes_does_not_count(tmp_path: Path, monkeypat
     measure(costs, target, 0, 3, context=1000)
     assert costs.times(1, 0, 7).ms == pytest.approx([11.0 + n for n in range(8)])
     assert costs.times(1, 1000, 7).ms == pytest.approx([16.0 + 4 * n for n in range(8)])
-
-
-def test_times_of_passes_with_prompts_are_not_kept_for_good(tmp_path: Path) -> None:
-    """Guards against memory that grows with every number of rows of prompts while each round writes some."""
-    costs = known_costs(tmp_path)
-    first = weakref.ref(costs.times(1, 100, 7, others=1))
-    assert first() is not None, "kept for the next round"
-    for rows in range(2, 1000):
-        costs.times(1, 100, 7, others=rows)
-    assert first() is None
 
 
 def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
