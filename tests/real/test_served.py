@@ -20,7 +20,7 @@ from outpace.models.loading.pull import pull
 
 NAME = "smollm2-135m"
 QUESTIONS = ("Why is the sky blue?", "Name three colours.", "What is 7 times 8?", "Write a line about the sea.")
-METHODS = ("plain", "outpace:draft=none", "recycle", "lookup")
+METHODS = ("outpace:draft=none", "recycle")  # all of them in tests/unit/serve/test_limits.py
 
 
 class Process:
