@@ -1,7 +1,6 @@
 """`outpace bench paper`."""
 
 import json
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,18 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
+from outpace import cli
 from outpace.lib.errors import InvalidRequest
 from tests.cli.runner import assert_refused, last_json, run
 
 
-def test_bench_paper_is_a_command_of_its_own(tmp_path: Path) -> None:
+def test_bench_paper_is_a_command_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Guards against `bench paper` that is refused for want of prompts, the name of an exhibit that is ignored, an
     exhibit without records that loads a model, and a report that needs the model to be made again."""
     options = ("paper", "graft", "--table", "7", "--out", str(tmp_path))
-    command = [sys.executable, "-m", "outpace", "bench", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["claims"] == {"G17": "holds"}
+    monkeypatch.setattr(sys, "argv", ["outpace", "bench", *options])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["claims"] == {"G17": "holds"}
     assert (tmp_path / "report.html").is_file()
     assert last_json(run(*options, "--report-only"))["bugs"] == 0
 

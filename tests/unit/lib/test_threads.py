@@ -128,11 +128,9 @@ def policy(said: str) -> str:
     return str(found)
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("module", ["outpace.cli", "outpace.core.tree", "outpace.bench.demo"])
-def test_threads_sleep_while_they_wait(module: str) -> None:
+def test_threads_sleep_while_they_wait() -> None:
     """Guards against threads that spin: beside one busy process a pass on two of them took eight times as long."""
-    assert policy(said_of(f"import {module}; import torch")) == "PASSIVE"
+    assert policy(said_of("import outpace.core.tree")) == "PASSIVE"  # any module that loads torch would do
 
 
 def test_tests_sleep_while_they_wait() -> None:
