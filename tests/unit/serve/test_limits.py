@@ -537,8 +537,8 @@ def test_nonsense_does_not_hold_the_event_loop(model: Model, monkeypatch: pytest
     """Guards against bodies of 4 MB that are parsed, or complained about, in the event loop: for lists it stood still
     for 5 s each. What takes long is in another thread, and short enough not to keep the interpreter from the loop.
 
-    The loop's own longest pause is measured, by a task that asks to be woken every 5 ms, and the best of three rounds
-    counts. It is 0.02 to 0.1 s, which a busy machine makes longer; the bound of 1 s lets it be ten times as long.
+    The loop's own longest pause is measured, by a task that asks to be woken every 5 ms. It is 0.02 to 0.1 s, which a
+    busy machine makes longer; the bound of 1 s lets it be ten times as long, in one of three rounds.
     """
     threads = set()
 
@@ -558,8 +558,8 @@ def test_nonsense_does_not_hold_the_event_loop(model: Model, monkeypatch: pytest
     with serving(model) as one, ThreadPoolExecutor(4) as pool:
         loop = one.server._loop
         assert loop is not None
-        pauses = []
-        for _ in range(3):
+        pauses = list[float]()
+        while len(pauses) < 3 and min(pauses, default=1) >= 1:
             posts = [pool.submit(one.post, path="/v1/completions", content=NONSENSE[kind]) for _ in range(2)]
             pauses.append(asyncio.run_coroutine_threadsafe(longest_pause(posts[0]), loop).result(60))
             assert {error_of(post.result())["code"] for post in posts} <= {"body_too_large", "context_length_exceeded"}
