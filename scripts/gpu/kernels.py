@@ -56,7 +56,7 @@ def _worst(one: Tensor, other: Tensor) -> float:
 def _attention(device: torch.device, dtype: torch.dtype, small: bool, exact: bool) -> float:
     heads, kv_heads, dim, longest = (4, 2, 16, 70) if small else (32, 8, 128, 5000)
     worst = 0.0
-    for seed in range(2 if small else 8):
+    for seed in range(1 if small else 8):
         chance = random.Random(seed)
         torch.manual_seed(seed)
         kv = SlotKV(1, 5, kv_heads, longest + 96, dim, key_dtype=dtype, value_dtype=dtype, device=device)
