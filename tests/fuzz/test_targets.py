@@ -61,7 +61,7 @@ def test_configs_of_targets(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt2", "phi3"])  # unlike in what is stacked or transposed
 def test_weights_of_targets(family: str, tmp_path: Path) -> None:
     """Guards against weights that are missing, left over, misnamed or no floats: they loaded, as random numbers."""
     folder = save_tiny_model(tmp_path, family)
