@@ -120,6 +120,7 @@ def test_brackets_are_no_markup(files: Files) -> None:
         (["verify", "-w", "builtin:²"], "workload 'builtin:²': no such file"),
         (["verify", "-w", "builtin:0"], "workload 'builtin:0': its limit leaves no prompts"),
         (["verify", "-w", "builtin:1", "--max-new-tokens", "0"], "max_new_tokens=0: "),
+        (["bench", "-w", "builtin:1", "--methods", "transformers", "--max-new-tokens", "0"], "max_new_tokens=0: "),
         (["generate", "x", "--drafter", "early-exit:²", "--method", "linear"], "drafter='early-exit:²': give the"),
         (["serve", "--host", "nobody:9", "--api-key", "x"], "host='nobody:9': "),
         (["serve", "--timeout", "inf"], "timeout=inf: must be a finite number"),

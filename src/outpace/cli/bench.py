@@ -115,6 +115,8 @@ def bench(
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
     out = None if out is None else path_of(out)
+    if params.max_new_tokens == 0:
+        raise InvalidRequest("max_new_tokens=0: nothing would be decoded, timed or compared; give 1 or more")
     from outpace.bench.report import summarise, table
     from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.data.workload import read_workloads
