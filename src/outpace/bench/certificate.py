@@ -9,6 +9,7 @@ from outpace.api import Model, load
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import own_budget
 
 # The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16 the
@@ -126,6 +127,28 @@ def method_runner(method: str, budget: int | None) -> Runner:
     return run
 
 
+def turn_ids(model: Model, item: WorkItem, turn: int = 0, answers: Sequence[str] = ()) -> list[int]:
+    """Ids of a turn's prompt, given the answers to earlier turns.
+
+    Raises:
+        InvalidRequest: they leave no space for an answer; the error names the prompt.
+    """
+    ids, most = model.encode(item.prompt(turn, list(answers))), model.target.max_length
+    if len(ids) >= most:
+        raise InvalidRequest(
+            f"prompt {item.id!r}, turn {turn + 1}: has {len(ids)} tokens, and prompt and answer have {most} together: "
+            "leave it out, or turns of it (max_turns), or load with a larger max_model_len, or kv_cache_memory_bytes "
+            "where memory sets the limit"
+        )
+    return ids
+
+
+def check_fit(model: Model, items: Sequence[WorkItem]) -> None:
+    """Refuse prompts whose first turn does not fit, before any prompt is decoded."""
+    for item in items:
+        turn_ids(model, item)
+
+
 def certify(
     model: Model,
     methods: Sequence[str],
@@ -146,7 +169,11 @@ def certify(
 
     Returns:
         One case per prompt, method and batch size: names, generated tokens and the finding of its first difference.
+
+    Raises:
+        InvalidRequest: a prompt that does not fit the context; if it is a first turn, before any is decoded.
     """
+    check_fit(model, items)
     certifier = Certifier(model)
     cases = []
     for group in _split(items, max(batch_sizes)):
@@ -185,7 +212,7 @@ def _plain_turns(model: Model, group: Sequence[WorkItem], params: SamplingParams
         present: PlainTurn = []
         for index, item in enumerate(group):
             if turn < len(item.turns):
-                prompt = model.encode(item.prompt(turn, answers[index]))
+                prompt = turn_ids(model, item, turn, answers[index])
                 plain = model.generate(prompt, params, method="plain")
                 answers[index].append(plain.text)
                 present.append((index, prompt, plain))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outpace.api import Model
-from outpace.bench.certificate import Certifier, Classification, method_runner
+from outpace.bench.certificate import Certifier, Classification, check_fit, method_runner, turn_ids
 from outpace.bench.environment import environment, held_mb, resolved_options
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.bench.written import written_once
@@ -132,7 +132,8 @@ class BenchRun:
         without arguments for each new prompt.
 
         Raises:
-            InvalidRequest: a method in `done` had another drafter, or read other files under the same names.
+            InvalidRequest: a method in `done` had another drafter, or read other files under the same names; a prompt
+                that does not fit the context, if it is a first turn, before any is decoded.
         """
         plan = self.plan
         ours = [method for method in plan.methods if method != TRANSFORMERS]
@@ -155,6 +156,7 @@ class BenchRun:
         self, first_new: int, done: Sequence[Record], on_item: Callable[..., None]
     ) -> Iterator[list[Record]]:
         plan = self.plan
+        check_fit(self.model, (*plan.warm_items, *plan.items))
         first = [self.model.encode(item.prompt(0, []))[:WARM_UP_PROMPT] for item in self._groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
         for method in plan.methods:
@@ -202,7 +204,7 @@ class BenchRun:
         answers: list[list[str]] = [[] for _ in group]
         for turn in range(len(group[0].turns)):
             pairs = zip(group, answers, strict=True)
-            prompts.append([self.model.encode(item.prompt(turn, before)) for item, before in pairs])
+            prompts.append([turn_ids(self.model, item, turn, before) for item, before in pairs])
             for method in order:
                 runs[method].append(self._run(method, prompts[-1], self.plan.params))
             # All methods continue the conversation that plain decoding had, so that turns stay comparable.

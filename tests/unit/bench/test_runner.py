@@ -12,7 +12,7 @@ import torch
 
 import outpace
 from outpace.api import Model
-from outpace.bench.certificate import Certifier
+from outpace.bench.certificate import Certifier, certify
 from outpace.bench.records import TurnRun
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.events import Generation
@@ -184,6 +184,27 @@ def test_impossible_batches_are_refused(model: Model, changes: dict[str, Any], c
     """Guards against requests that wait for a slot while their group is timed, and a batch that is none."""
     with pytest.raises(InvalidRequest, match=complaint):
         BenchRun(model, plan(**changes))
+
+
+@pytest.mark.parametrize("command", ["bench", "verify"])
+@pytest.mark.parametrize("turns", [("abc" * 1000,), ("abc", "abc" * 1000)], ids=["first", "second"])
+def test_a_prompt_that_does_not_fit_is_named(
+    turns: tuple[str, ...], command: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against hours of a race or a certificate that end at a prompt longer than the context, without its id."""
+    calls, generate = list[str](), model.generate
+
+    def counted(*given: Any, **options: Any) -> Any:
+        calls.append(options["method"])
+        return generate(*given, **options)
+
+    monkeypatch.setattr(model, "generate", counted)
+    long = WorkItem("long", "letters", turns, raw=True)
+    items = (*ITEMS, long) if len(turns) == 1 else (long,)
+    said = rf"prompt 'long', turn {len(turns)}: has \d+ tokens, and prompt and answer have"
+    with pytest.raises(InvalidRequest, match=said):
+        BenchRun(model, plan(items=items)).records() if command == "bench" else certify(model, METHODS, items, PARAMS)
+    assert bool(calls) == (len(turns) == 2), "first turns are looked at before any is decoded"
 
 
 def test_no_method_finds_the_prompt_of_another_written(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
