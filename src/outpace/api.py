@@ -220,6 +220,9 @@ class Model:
         self._budget = checked_budget(budget)
         with stage("preparing the method"):
             self._default = self.proposer(self.method)  # which is always kept
+        if self._default.needs.prices and self._budget is None:
+            with stage("measuring"):
+                self.engine.time_passes()
 
     def proposer(self, method: MethodLike) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", with its learned state; your own proposer is returned.

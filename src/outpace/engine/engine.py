@@ -17,7 +17,7 @@ from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.engine.admission import Admission, Roster
-from outpace.engine.pricing import Pricing
+from outpace.engine.pricing import Pricing, measure
 from outpace.engine.prompts import Prompts, written_of
 from outpace.engine.round import run_round, write_prompts
 from outpace.engine.session import Change, Session
@@ -167,7 +167,7 @@ class Engine:
             target, self._roster, prefill_chunk, None if costs is None else Pricing(costs, prompt_slowdown)
         )
         self._turns = Turns()
-        self._has_prices = costs is not None
+        self._costs = costs
 
     @property
     def is_idle(self) -> bool:
@@ -216,7 +216,7 @@ class Engine:
         check_proposer(type(proposer).__name__, proposer)
         prompt = self._checked_prompt(prompt_ids, params)
         # Under rejection the tree affects the answer, so that it must not follow a clock.
-        has_prices = budget is None and self._has_prices and not params.is_rejection
+        has_prices = budget is None and self._costs is not None and not params.is_rejection
         is_priced = has_prices and proposer.needs.prices > 0
         if budget is None:
             budget = proposer.needs.prices if is_priced else proposer.budget
@@ -320,6 +320,21 @@ class Engine:
             return work(slot)
 
         return self.between_steps(with_slot)
+
+    @torch.inference_mode()
+    def time_passes(self) -> None:
+        """Time passes now, unless their times are known: the first round that follows prices would do it, within the
+        time of its answer."""
+        costs = self._costs
+        if costs is None or costs.is_known:
+            return
+
+        def timed(slot: int) -> None:
+            self.target.rewind_slot(slot, 0)
+            measure(costs, self.target, slot, token=0)
+            self.target.memory.trim(slot)
+
+        self.with_spare_slot(timed)
 
     def result(self, session: Session) -> Sample:
         """The finished answer of a session."""
