@@ -9,8 +9,8 @@ import pytest
 from tests.unit.models.tiny import write_tiny_gguf
 
 # Seconds of imports that an answer of a common GGUF file does not need.
-SLOW = ("transformers", "gguf", "torch._dynamo", "sympy", "scipy", "httpx", "huggingface_hub", "accelerate")
-SLOWER = ("torch", "numpy", "pydantic", "yaml", "jinja2")  # which an answer needs, and a page of help does not
+SLOW = ("transformers", "torch._dynamo", "sympy", "scipy", "httpx", "huggingface_hub", "accelerate")
+SLOWER = ("torch", "numpy", "gguf", "pydantic", "yaml", "jinja2")  # which an answer needs, and a page of help does not
 
 
 @pytest.mark.parametrize(

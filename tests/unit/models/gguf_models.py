@@ -1,7 +1,4 @@
-"""Tiny models as GGUF files, in the names, order and metadata of llama.cpp's converter (its folder `conversion`).
-
-Names come from the gguf package's tables, so that they are not those of the code under test.
-"""
+"""Tiny models as GGUF files, in the names, order and metadata of llama.cpp's converter (its folder `conversion`)."""
 
 from pathlib import Path
 from typing import Any

@@ -218,13 +218,11 @@ class _Reader:
                     f"{self.name}: {self.architecture}.{key}={self.get(key)}: Mixtral and Olmo 3 are not supported"
                 )
         if family == "qwen3_moe":
-            layers = range(fields["num_hidden_layers"])
-            dense = [layer for layer in layers if f"blk.{layer}.ffn_up.weight" in self.file.tensors]
             keys = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
             found = {field: self.need(key) for field, key in keys.items()}
             width = self.get("expert_feed_forward_length")
             found |= {} if width is None else {"moe_intermediate_size": width}
-            return found | {"norm_topk_prob": True, "mlp_only_layers": dense}
+            return found | {"norm_topk_prob": True, "mlp_only_layers": []}
         if family == "gpt2":
             return {"n_inner": self.rows("blk.0.ffn_up.weight")}
         if family == "gpt_neox":

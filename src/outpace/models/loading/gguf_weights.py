@@ -5,7 +5,6 @@ of neighbouring dimensions (transformers rotates dimensions half a head apart), 
 and values, stores GPT-2's matrices transposed, and adds 1 to Gemma's norms.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -24,56 +23,9 @@ from outpace.models.loading.gguf import GgufFile, GgufTensor
 from outpace.models.plain_decoder import PlainConfig, PlainLM
 
 if TYPE_CHECKING:
+    from gguf import TensorNameMap
     from transformers import PretrainedConfig
 
-_LAYER = re.compile(r"\w+\.(?:layers|h)\.(\d+)\.(.+?)(?:\.(weight|bias))?")
-_OUTER = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "gpt_neox.embed_in": "token_embd",
-    "gpt_neox.final_layer_norm": "output_norm",
-}
-_INNER: dict[str, tuple[str, ...]] = {
-    "input_layernorm": ("attn_norm",),
-    "self_attn.q_proj": ("attn_q",),
-    "self_attn.k_proj": ("attn_k",),
-    "self_attn.v_proj": ("attn_v",),
-    "self_attn.qkv_proj": ("attn_qkv",),
-    "self_attn.o_proj": ("attn_output",),
-    "self_attn.q_norm": ("attn_q_norm",),
-    "self_attn.k_norm": ("attn_k_norm",),
-    "post_attention_layernorm": ("ffn_norm",),
-    "mlp.gate_proj": ("ffn_gate",),
-    "mlp.up_proj": ("ffn_up",),
-    "mlp.gate_up_proj": ("ffn_up",),
-    "mlp.down_proj": ("ffn_down",),
-    "mlp.gate": ("ffn_gate_inp",),
-    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
-    "mlp.experts.down_proj": ("ffn_down_exps",),
-    # GPT-2
-    "ln_1": ("attn_norm",),
-    "attn.c_attn": ("attn_qkv",),
-    "attn.c_proj": ("attn_output",),
-    "ln_2": ("ffn_norm",),
-    "mlp.c_fc": ("ffn_up",),
-    "mlp.c_proj": ("ffn_down",),
-    # GPT-NeoX
-    "attention.query_key_value": ("attn_qkv",),
-    "attention.dense": ("attn_output",),
-    "mlp.dense_h_to_4h": ("ffn_up",),
-    "mlp.dense_4h_to_h": ("ffn_down",),
-}
-# Families with a norm behind attention and behind the MLP, whose names others use for the norm before the MLP.
-_POST_NORMS: dict[str, tuple[str, ...]] = {
-    "post_attention_layernorm": ("post_attention_norm",),
-    "pre_feedforward_layernorm": ("ffn_norm",),
-    "post_feedforward_layernorm": ("post_ffw_norm",),
-}
-_POST_NORM_FAMILIES = ("gemma2", "gemma3_text", "olmo2")
 _SHIFTED_NORMS = ("gemma2", "gemma3_text")  # whose norms multiply by 1 + weight
 _NEIGHBOURS = ("llama", "smollm3")  # GGUF architectures that rotate neighbouring dimensions
 _SETTINGS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -139,10 +91,14 @@ def weights_of(file: GgufFile, config: "PretrainedConfig") -> dict[str, Weight]:
     Raises:
         ModelError: tensors that are missing, left over or of another shape; the error names them.
     """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
     check_sizes(config, max(max(tensor.shape) for tensor in file.tensors.values()), str(file.path))
+    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == file.values["general.architecture"])
+    known = get_tensor_name_map(architecture, config.num_hidden_layers)
     found, complaints, used = {}, [], set(_SETTINGS)
     for name, parameter in _parameters(config):
-        names = _tensor_names(name, config.model_type)
+        names = _tensor_names(name, known)
         used.update(names)
         if not names or any(one not in file.tensors for one in names):
             complaints.append(f"{name} is missing ({' and '.join(names) or 'known for no GGUF file'})")
@@ -172,13 +128,16 @@ def _parameters(config: Any) -> Iterable[tuple[str, nn.Parameter]]:
     return model.named_parameters()
 
 
-def _tensor_names(parameter: str, family: str) -> tuple[str, ...]:
+def _tensor_names(parameter: str, known: "TensorNameMap") -> tuple[str, ...]:
     """The tensors that make a parameter; none for a parameter that no GGUF file has."""
-    if match := _LAYER.fullmatch(parameter):
-        stems = (_INNER | _POST_NORMS if family in _POST_NORM_FAMILIES else _INNER).get(match[2], ())
-        return tuple(f"blk.{match[1]}.{stem}.{match[3] or 'weight'}" for stem in stems)
-    module, _, kind = parameter.rpartition(".")
-    return (f"{_OUTER[module]}.{kind}",) if module in _OUTER else ()
+    base = parameter.removesuffix("gate_up_proj")
+    parts = [parameter]
+    if base.endswith(".experts."):  # experts' parameters have no suffix
+        parts = [f"{base}gate_proj.weight", f"{base}up_proj.weight"]
+    elif parameter.endswith(".experts.down_proj"):
+        parts = [f"{parameter}.weight"]
+    found = [name for part in parts if (name := known.get_name(part, (".weight", ".bias"))) is not None]
+    return tuple(found) if len(found) == len(parts) else ()
 
 
 def _weight(tensors: tuple[GgufTensor, ...], name: str, config: Any, file: GgufFile) -> Weight:
