@@ -14,7 +14,7 @@ from outpace.cache.slots import AttentionSettings, Segment
 from outpace.kernels import structs
 from outpace.kernels.attention import parts_of, sight_of, store_of
 from outpace.kernels.blocks import FORMATS, BlockWeight, reference_product
-from outpace.kernels.formats import BlockFormat
+from outpace.kernels.formats import BlockFormat, bytes_of
 from outpace.kernels.linear import FROM_FILE, PANEL, Kind
 from outpace.kernels.topk import KeyedDraws
 from outpace.lib.int8 import quantized, rotated, rotation_of, rounded_rows
@@ -74,7 +74,7 @@ def add_blocks(script: Script) -> None:
     """Products with each format of files, alone and with a second matrix behind."""
     for one in sorted(FORMATS):
         weight = random_weight(one, 70, 2)
-        other = random_weight(BlockFormat.Q4_1, 5, 2 * one.size // 32, seed=1)
+        other = random_weight(BlockFormat.Q4_1, 5, weight.inputs // 32, seed=1)
         bias = drawn(64 + 64, seed=2)
         matrices = _placed(script, weight, bias[:96]), _placed(script, other, bias[96:])
         matrices[0].next = ctypes.pointer(matrices[1])
@@ -136,7 +136,7 @@ def add_quantization(script: Script) -> None:
     """Matrices in the formats that they are quantised to: near what they were."""
     for one, share in QUANTIZED.items():
         rows = drawn(3, 512)
-        blocks = np.empty((3, 512 // one.size * one.width), dtype=np.uint8)
+        blocks = np.empty((3, bytes_of(one, 512)), dtype=np.uint8)
         found = torch.empty(3, 512)
         script.call("quantize", int(one), rows, 3, 512, blocks, THREADS)
         script.call("dequantize", int(one), blocks, 0, None, 3, 512, found, THREADS)

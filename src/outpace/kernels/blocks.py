@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.kernels.build import call, kernels, threads
-from outpace.kernels.formats import BlockFormat
+from outpace.kernels.formats import BlockFormat, bytes_of
 from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
 from outpace.kernels.structs import PanelMatrix
 from outpace.lib.errors import ModelError
@@ -66,7 +66,7 @@ class BlockWeight:
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self.outputs * self.inputs // self.format.size * self.format.width
+        return bytes_of(self.format, self.outputs * self.inputs)
 
     def take(self, ids: Tensor) -> "BlockWeight":
         """The matrix made of rows `ids` [K]."""
@@ -173,8 +173,7 @@ def _placed(
 ) -> tuple[PanelMatrix, Tensor, Tensor | None]:
     """A matrix for the kernels, with the panels and the bias that it points to."""
     if weight.packed is None:
-        width = weight.inputs // weight.format.size * weight.format.width
-        assert weight.data.shape[1] == width, "rows must have the format's bytes"
+        assert weight.data.shape[1] == bytes_of(weight.format, weight.inputs), "rows must have the format's bytes"
     assert weight.data.flags.c_contiguous, "rows must follow each other in memory"
     padding = -weight.outputs % PANEL
     own = None if bias is None else nn.functional.pad(bias, (0, padding))
@@ -250,7 +249,7 @@ def reference_product(weight: BlockWeight, rows: Tensor) -> Tensor:
     rounded = ((parts * inverse).round() * (most / 127).double()).reshape(rows.shape)
     from gguf.quants import dequantize
 
-    whole = torch.from_numpy(dequantize(np.ascontiguousarray(weight.data), weight.format))  # type: ignore[arg-type]
+    whole = torch.from_numpy(dequantize(np.ascontiguousarray(weight.data), weight.format))
     whole = whole if weight.order is None else whole[torch.from_numpy(weight.order)]
     return rounded @ whole.double().T
 

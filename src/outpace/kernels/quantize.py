@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from outpace.kernels.build import call, threads
-from outpace.kernels.formats import BlockFormat
+from outpace.kernels.formats import BlockFormat, bytes_of, is_whole
 
 _F = BlockFormat
 
@@ -30,8 +30,8 @@ def quantize(values: np.ndarray[Any, np.dtype[np.float32]], to: BlockFormat) -> 
     finite or above 1e6. `to`: Q4_K, Q6_K, Q5_0 or Q8_0."""
     values = np.ascontiguousarray(values)
     *rows, inputs = values.shape
-    assert inputs % to.size == 0, "rows must be whole blocks"
-    blocks = np.empty((*rows, inputs // to.size * to.width), dtype=np.uint8)
+    assert is_whole(to, inputs), "rows must be whole blocks"
+    blocks = np.empty((*rows, bytes_of(to, inputs)), dtype=np.uint8)
     source, result = ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(blocks.ctypes.data)
     shape = ctypes.c_int64(values.size // inputs), inputs
     call("quantize", int(to), source, *shape, result, threads())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.kernels.blocks import BlockLinear, BlockWeight, Slabs
-from outpace.kernels.formats import BlockFormat
+from outpace.kernels.formats import BlockFormat, bytes_of
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.quantize import chosen_format, quantize
 from outpace.lib.errors import InvalidRequest
@@ -91,7 +91,9 @@ class _Copier:
         """The quantised copy of a layer of stacked matrices [size, in]; the layer itself if its blocks would be no
         smaller."""
         kinds = [chosen_format(layer.inputs, is_sensitive(name, self._layers)) for name in names]
-        blocks = [_bytes(kind, size, layer.inputs) for kind, size in zip(kinds, sizes, strict=True) if kind is not None]
+        blocks = [
+            size * bytes_of(kind, layer.inputs) for kind, size in zip(kinds, sizes, strict=True) if kind is not None
+        ]
         before = sum(one.nbytes for one in layer.weights) if isinstance(layer, BlockLinear) else layer.nbytes
         is_smaller = len(blocks) == len(sizes) and sum(blocks) < before
         self.before += before
@@ -112,10 +114,6 @@ class _Copier:
             group = next(names for names in SIBLINGS if name in names)
             self._together[whole] = self.linear(whole, [f"{path}.{one}" for one in group], child.sizes)
         return SiblingLinear(self._together[whole], child.sizes, child.index)
-
-
-def _bytes(kind: BlockFormat, outputs: int, inputs: int) -> int:
-    return outputs * (inputs // kind.size) * kind.width
 
 
 def _weight(layer: KernelLinear) -> Tensor:

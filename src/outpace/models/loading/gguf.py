@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.kernels.formats import BlockFormat
+from outpace.kernels.formats import BlockFormat, bytes_of, is_whole
 from outpace.lib.errors import ModelError
 
 _VERSIONS = (2, 3)
@@ -224,18 +224,18 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, G
         shape = tuple(int(cursor.number("<Q", name)) for _ in range(sizes))[::-1]
         kind = _kind(int(cursor.number("<I", name)), name)
         place = int(cursor.number("<Q", name))
-        if kind in _INTEGERS or prod(shape) < 1 or shape[-1] % kind.size:
+        if kind in _INTEGERS or prod(shape) < 1 or not is_whole(kind, shape[-1]):
             raise ValueError(f"tensor {name} is {kind.name} {list(shape)}, which are not weights")
         if place != _aligned(end, alignment):
             raise ValueError(f"tensor {name} is at {place}, and those before it end at {end}")
-        places[name], end = (place, shape, kind), place + prod(shape) // kind.size * kind.width
+        places[name], end = (place, shape, kind), place + bytes_of(kind, prod(shape))
     base = _aligned(cursor.place, alignment)
     if not 0 <= cursor.size - base - end < alignment:
         raise ValueError(f"after its header {cursor.size - cursor.place} bytes are left, and its tensors take {end}")
     content = np.frombuffer(cursor.content, np.uint8)
     found = {}
     for name, (place, shape, kind) in places.items():
-        rows = (*shape[:-1], shape[-1] // kind.size * kind.width)
+        rows = (*shape[:-1], bytes_of(kind, shape[-1]))
         found[name] = GgufTensor(name, shape, kind, content[base + place :][: prod(rows)].reshape(rows))
     return found
 

@@ -172,10 +172,10 @@ def _floats(tensor: GgufTensor, taken: Any) -> np.ndarray[Any, np.dtype[np.float
     if tensor.kind is BlockFormat.F32:
         numbers = data.view(np.float32)
         return numbers[taken] if len(tensor.shape) == 1 else numbers
-    from gguf.quants import dequantize  # whose import takes 0.2 s
+    from gguf.quants import dequantize
 
     try:
-        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(data, tensor.kind)  # type: ignore[arg-type]
+        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(data, tensor.kind)
     except NotImplementedError as error:
         raise ModelError(f"tensor {tensor.name} is of type {tensor.kind.name}, which cannot be read") from error
     return values[taken] if len(tensor.shape) == 1 else values

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.formats import BlockFormat
+from outpace.kernels.formats import BlockFormat, bytes_of
 from outpace.kernels.quantize import chosen_format, quantize
 from outpace.lib.stages import advance, stage
 from outpace.models.layers.linear import is_conv1d
@@ -86,8 +86,7 @@ def _quantized(tensor: GgufTensor, sensitive: bool) -> GgufTensor:
     advance(tensor.data.size)
     if to is None:
         return tensor
-    row = tensor.shape[-1] // to.size * to.width
-    if tensor.data.shape[-1] <= row:
+    if tensor.data.shape[-1] <= bytes_of(to, tensor.shape[-1]):
         return tensor
     weight, count = Weight((tensor,)), tensor.shape[0]
     step = max(AT_ONCE * count // prod(tensor.shape), 1)
