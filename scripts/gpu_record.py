@@ -34,11 +34,14 @@ def main() -> None:
     from outpace.bench.environment import environment, versions
     from scripts.gpu.clock import Clock
     from scripts.gpu.implied import implied_speedups
+    from scripts.gpu.interpreter import mend_interpreter
     from scripts.gpu.kernels import check_kernels
     from scripts.gpu.latency import Latency
     from scripts.gpu.lossless import check_lossless
     from scripts.gpu.sizes import QWEN3_8B, SMALL, Sizes
 
+    if asked.cpu:
+        mend_interpreter()
     deadline = time.monotonic() + asked.seconds
     device = torch.device("cpu" if asked.cpu else "cuda")
     dtype = torch.float32 if asked.cpu else torch.bfloat16

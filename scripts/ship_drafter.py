@@ -24,8 +24,8 @@ from outpace.lib.checkpoint import WEIGHTS, write_checkpoint, write_index
 from outpace.lib.int8 import quantize_file
 from outpace.models.loading.config import read_config
 from outpace.models.loading.registry import resolve
-from outpace.models.loading.shipped import TARGET, Size, facts_of, size_of
-from outpace.models.tokenizer import read_tokenizer
+from outpace.models.loading.shipped import TARGET, Size, TargetFacts, size_of, vocabulary_hash
+from outpace.models.tokenizer import TextCodec, read_tokenizer
 
 LIMIT_MB, RECIPE = 64.0, "recipe.yaml"
 CARD = """---
@@ -124,6 +124,23 @@ def write_facts(file: Path, target: str, names: tuple[str, ...]) -> None:
     location = resolve(target)
     facts = facts_of(read_config(location), read_tokenizer(location), names)
     file.write_text(json.dumps(facts.model_dump(exclude_none=True), indent=2) + "\n")
+
+
+def facts_of(config: Any, codec: TextCodec, names: tuple[str, ...]) -> TargetFacts:
+    """What a target's `target.json` should hold."""
+    text, backend = config.get_text_config(), codec.backend
+    tokens = backend.get_vocab_size()
+    while (backend.id_to_token(tokens - 1) or "[PAD").startswith("[PAD"):
+        tokens -= 1
+    return TargetFacts(
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        vocabulary=text.vocab_size,
+        tokens=tokens,
+        tokens_sha256=vocabulary_hash(codec, tokens),
+        names=names,
+    )
 
 
 def drop_rows(folder: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +22,7 @@ def runs_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> boo
         return False  # kernels sum in float32, and Triton does not mix both in a loop
     if device.type == "cuda":
         return _is_installed()
-    if device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1" or not _is_installed():
-        return False
-    _mend_interpreter()
-    return True
+    return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and _is_installed()
 
 
 def on_device_of(rows: Tensor) -> torch.cuda.device:
@@ -37,33 +33,6 @@ def on_device_of(rows: Tensor) -> torch.cuda.device:
 def next_power(size: int) -> int:
     """The smallest power of 2 that is at least `size`."""
     return 1 << (size - 1).bit_length()
-
-
-@cache
-def _mend_interpreter() -> None:
-    """Patch Triton 3.6's interpreter: it converts arrays of one element with `int`, which NumPy 2.4 refuses, and
-    multiplies the bit patterns of bfloat16 numbers instead of their values."""
-    import numpy
-    from triton import language
-    from triton.runtime import interpreter
-
-    patch, product = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    def wide(rows: Any) -> Any:
-        if rows.dtype != language.bfloat16:
-            return rows
-        data = (rows.data.astype(numpy.uint32) << 16).view(numpy.float32)
-        return interpreter.TensorHandle(data, language.float32)
-
-    def wide_product(self: Any, left: Any, right: Any, *rest: Any) -> Any:
-        return product(self, wide(left), wide(right), *rest)
-
-    interpreter._patch_lang_tensor = patched
-    interpreter.InterpreterBuilder.create_dot = wide_product
 
 
 class SideStream:

@@ -17,6 +17,7 @@ from outpace.models.loading import registry, shipped
 from outpace.models.loading.config import read_config
 from outpace.models.loading.registry import InWheel, resolve
 from outpace.models.tokenizer import read_tokenizer
+from scripts.ship_drafter import facts_of
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import save_tiny_model
@@ -46,7 +47,7 @@ def ship(root: Path) -> Path:
 def describe(folder: Path, target: Path, **changes: Any) -> None:
     """Write the `target.json` of a folder of drafters: for models called tiny or tiny-something."""
     location = resolve(str(target))
-    facts = shipped.facts_of(read_config(location), read_tokenizer(location), ("tiny", "tiny-*"))
+    facts = facts_of(read_config(location), read_tokenizer(location), ("tiny", "tiny-*"))
     changes = {"default_method": "outpace:draft=none"} | changes
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "target.json").write_text(json.dumps(facts.model_dump() | changes))

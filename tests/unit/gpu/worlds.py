@@ -11,10 +11,13 @@ from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import PackedTarget
+from scripts.gpu.interpreter import mend_interpreter
 from tests.unit.models.tiny import stock_model, tiny_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Kernels run on a GPU where there is one, else in Triton's interpreter."""
+if DEVICE.type == "cpu":
+    mend_interpreter()
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 """Of a target: each layer and each key-value head is a program more per item, and interpreters are slow."""
 

@@ -61,7 +61,9 @@ class TargetFacts(BaseModel):
 
     def fits(self, config: "PretrainedConfig") -> bool:
         """Whether a model has this shape."""
-        return _sizes(config) == (self.layers, self.hidden, self.heads, self.vocabulary)
+        text = config.get_text_config()
+        sizes = text.num_hidden_layers, text.hidden_size, text.num_attention_heads, text.vocab_size
+        return sizes == (self.layers, self.hidden, self.heads, self.vocabulary)
 
     def is_named(self, name: str) -> bool:
         """Whether a model is known by a name of these patterns."""
@@ -161,34 +163,11 @@ def read_facts(file: Path) -> TargetFacts:
         raise ModelError(f"{where}: {first['msg']}; install the package again") from error
 
 
-def facts_of(config: "PretrainedConfig", codec: TextCodec, names: tuple[str, ...]) -> TargetFacts:
-    """What a target's `target.json` should hold."""
-    layers, hidden, heads, vocabulary = _sizes(config)
-    backend = codec.backend
-    tokens = backend.get_vocab_size()
-    while (backend.id_to_token(tokens - 1) or "[PAD").startswith("[PAD"):
-        tokens -= 1
-    return TargetFacts(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        vocabulary=vocabulary,
-        tokens=tokens,
-        tokens_sha256=vocabulary_hash(codec, tokens),
-        names=names,
-    )
-
-
 def vocabulary_hash(codec: TextCodec, count: int) -> str:
     """A hash of a vocabulary's first `count` tokens in the order of their ids, of which every 16th is read."""
     backend = codec.backend
     tokens = [backend.id_to_token(number) or "" for number in range(0, count, _HASHED)]
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
-
-
-def _sizes(config: "PretrainedConfig") -> tuple[int, int, int, int]:
-    text = config.get_text_config()
-    return text.num_hidden_layers, text.hidden_size, text.num_attention_heads, text.vocab_size
 
 
 def _plain(name: str) -> str:
