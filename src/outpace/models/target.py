@@ -16,14 +16,10 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.capture import HEAD_ROWS, Captured
 from outpace.kernels.attention import KV_CACHE_DTYPES, attend, has_kernels
 from outpace.kernels.build import loaded_kernels
-from outpace.kernels.linear import KernelLinear
 from outpace.models.head import EXACT_ROWS
-from outpace.models.layers.experts import has_experts
 from outpace.models.layers.prepare import prepare
-from outpace.models.packed import PackedModel, PassPart, layers_of
+from outpace.models.packed import PackedModel, PassPart
 
-_LARGE = 2**28  # bytes of products: passes of smaller models are timed in less than a second
-_LAYERS_TIMED = 3  # of those of a pass, where its time is estimated
 # Tokens of context, rows that read them, and layers at most, where attention is timed: it takes memory of its own.
 _CONTEXT, _ATTENDING, _LAYERS_ATTENDING = 2048, (1, 8), 8
 _REPEATS = 3
@@ -101,28 +97,6 @@ class PackedTarget(PackedModel):
         """Replace a slot's content by the first `length` committed tokens of another, or of itself."""
         assert self.kv.lengths[source] >= length, f"slot {source} has fewer than {length} committed tokens"
         super().copy_slot(source, goal, length)
-
-    @torch.inference_mode()
-    def estimated_times(self, rows: Sequence[int]) -> list[float] | None:
-        """Estimated milliseconds of passes of this many rows after a short context, to compare with each other; None if
-        passes themselves are to be timed. Of a large model only a few layers are timed, which takes a tenth of a pass.
-        """
-        if self.compiled is None or has_experts(self.decoder) or not isinstance(self.head.layer, KernelLinear):
-            return None
-        products = (part for part in self.decoder.modules() if isinstance(part, KernelLinear))
-        if sum(part.nbytes for part in products) < _LARGE:
-            return None
-        stack = list(layers_of(self.decoder)[1])
-        parts = [[part for part in layer.modules() if isinstance(part, KernelLinear)] for layer in stack]
-        turns = itertools.cycle(parts)  # each layer once in a while: a layer used twice would be in the CPU's cache
-        scale = len(stack) / min(_LAYERS_TIMED, len(stack))
-        times, ends = [], (min(rows), max(rows))
-        head = [_milliseconds([self.head.layer], count) for count in ends]
-        for count in rows:
-            layers = [part for _ in range(min(_LAYERS_TIMED, len(stack))) for part in next(turns)]
-            share = (count - ends[0]) / max(1, ends[1] - ends[0])
-            times.append(_milliseconds(layers, count) * scale + head[0] + (head[1] - head[0]) * share)
-        return times
 
     @torch.inference_mode()
     def context_times(self) -> tuple[float, float]:
@@ -214,14 +188,6 @@ class PackedTarget(PackedModel):
     def _head_outputs(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs = self.head(hidden)
         return outputs.logits, outputs.top_ids, outputs.top_logits
-
-
-def _milliseconds(layers: Sequence[KernelLinear], rows: int) -> float:
-    inputs = [torch.ones(rows, layer.inputs) for layer in layers]
-    started = perf_counter()
-    for layer, given in zip(layers, inputs, strict=True):
-        layer.wide(given)
-    return (perf_counter() - started) * 1e3
 
 
 def _concatenated(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:
