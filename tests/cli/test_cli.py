@@ -256,7 +256,7 @@ def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_convert_takes_a_borrowed_head_from_the_target(tmp_path: Path, folder: str) -> None:
     """Guards against an option that does not reach the conversion, and a layout written without the head it holds."""
-    net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=264, draft_vocab_size=264, heads=2, head="target"))
+    net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=264, heads=2, head="target"))
     for weight in net.parameters():
         weight.zero_()
     write_net(net, tmp_path / "in", "authors")

@@ -101,7 +101,7 @@ def test_equal_with_drafts_in_four_bits(dtype: str, exact: Model, rounded: Model
 def test_tokenswift_equals_plain(tmp_path: Path) -> None:
     """Guards against a view of a real model's rows that reaches its answer, greedy and drawn, and penalties of another
     path; the heads are as before training, and rows are selected anew within the answer."""
-    sizes: dict[str, Any] = {"hidden_size": 576, "vocab_size": 49152, "draft_vocab_size": 49152, "heads": 3}
+    sizes: dict[str, Any] = {"hidden_size": 576, "vocab_size": 49152, "heads": 3}
     heads = MedusaNet(MedusaConfig(**sizes, head="target", bias=False, chained=True))
     for name, weight in heads.named_parameters():
         weight.fill_(0.0 if "linear" in name else 1.0)

@@ -68,7 +68,7 @@ def write_tiny(folder: Path) -> Tiny:
     write_net(randomised(DominoNet(domino_config(shift_label=False)), 3), made.domino, "domino")
     write_net(randomised(DominoNet(domino_config(shift_label=True)), 4), made.shifted, "sglang")
     heads: dict[str, Any] = {"heads": 3, "head": "target", "bias": False, "chained": True}
-    chained = MedusaConfig(hidden_size=HIDDEN, vocab_size=VOCAB, draft_vocab_size=VOCAB, **heads)
+    chained = MedusaConfig(hidden_size=HIDDEN, vocab_size=VOCAB, **heads)
     write_net(randomised(MedusaNet(chained), 5), made.chained, "authors")
     return made
 

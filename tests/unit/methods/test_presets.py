@@ -52,9 +52,7 @@ NETS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "dart": (DartNet, DartConfig, OURS | {"draft_vocab_size": 264, "draft_length": 3}, ""),
     "dflash": (DFlashNet, DFlashConfig, OURS | BLOCK, ""),
     "domino": (DominoNet, DominoConfig, OURS | BLOCK | HEAD, "sglang"),
-    "medusa": (
-        MedusaNet, MedusaConfig, {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}, "authors",
-    ),
+    "medusa": (MedusaNet, MedusaConfig, {"hidden_size": 48, "vocab_size": 264, "heads": 4}, "authors"),
     "lattice": (LatticeNet, LatticeConfig, OURS | BLOCK | {"rank": 6, "candidates": 9}, ""),
 }  # fmt: skip
 """Net, config, sizes for the model of `save_tiny_model`, and layout of each kind."""

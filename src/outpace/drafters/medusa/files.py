@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from outpace.drafters.fields import Fields, architectures, build, flag
@@ -51,7 +50,6 @@ def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
         tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
     heads = _count_heads(fields, tensors, name)
     config = _config(fields, tensors, heads, layers)
-    _check_map(tensors.get("token_map"), config, name)
     return filled(lambda: MedusaNet(config), tensors, name)
 
 
@@ -94,12 +92,6 @@ def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
         if shared and ours == "lm_heads.0.weight":
             ours = "lm_head.weight"
         tensors[re.sub(r"^lm_heads\.(\d+)\.", r"heads.\1.lm_head.", ours)] = tensor
-    # A file may keep whole vocabulary layers together with the map that reduces them.
-    kept = tensors.get("token_map")
-    if kept is not None and kept.dtype == torch.int64 and kept.numel() and int(kept.min()) >= 0:
-        for key, tensor in tensors.items():
-            if key.endswith("lm_head.weight") and len(tensor) > max(len(kept), int(kept.max())):
-                tensors[key] = tensor[kept]
     return tensors
 
 
@@ -107,10 +99,14 @@ def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: i
     own, block = _any(tensors, "lm_head.weight"), _any(tensors, r"(?:blocks\.0|linear)\.weight")
     kind: HeadKind = "own" if own is not None else "shared" if "lm_head.weight" in tensors else "target"
     vocabulary = fields.count("vocab_size", None if own is None else own.shape[0])
+    if (drafted := fields.count("truncated_vocab_size", vocabulary)) != vocabulary:
+        raise ModelError(
+            f"{fields.where}: truncated_vocab_size={drafted} is not vocab_size={vocabulary}: a draft vocabulary of its "
+            "own is not supported here"
+        )
     values = {
         "hidden_size": fields.count("hidden_size", None if block is None else block.shape[1]),
         "vocab_size": vocabulary,
-        "draft_vocab_size": fields.count("truncated_vocab_size", vocabulary),
         "heads": heads,
         "layers": layers,
         "bias": any(key.endswith(".bias") for key in tensors),
@@ -127,27 +123,14 @@ def _any(tensors: Mapping[str, Tensor], ending: str) -> Tensor | None:
     return next(found, None)
 
 
-def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> None:
-    if token_map is None:
-        return
-    if token_map.dtype != torch.int64 or token_map.shape != (config.draft_vocab_size,):
-        raise ModelError(
-            f"{name}: token_map is {token_map.dtype} {list(token_map.shape)}; "
-            f"truncated_vocab_size={config.draft_vocab_size} asks for int64 [{config.draft_vocab_size}]"
-        )
-    low, high = int(token_map.min()), int(token_map.max())
-    if low < 0 or high >= config.vocab_size or len(token_map.unique()) != len(token_map):
-        raise ModelError(f"{name}: token_map must name different ids below vocab_size={config.vocab_size}")
-
-
 def export_medusa(
     net: MedusaNet, layout: str, target: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor], str]:
     """Config, tensors and the file's name in a public layout: "authors" (also text-generation-inference; of chained
     heads TokenSwift's), or "vllm"."""
     config, state = net.config, dict(net.state_dict())
-    if layout == "authors" and (config.head == "shared" or net.token_map is not None):
-        raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
+    if layout == "authors" and config.head == "shared":
+        raise ModelError("layout='authors' has no head='shared'; use layout='vllm'")
     if layout == "vllm" and config.head == "target":
         raise ModelError("layout='vllm' needs vocabulary layers in the file, but head='target'")
     sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
@@ -160,7 +143,7 @@ def export_medusa(
         "model_type": "medusa",
         "num_heads": config.heads,
         "num_hidden_layers": config.layers,
-        "truncated_vocab_size": config.draft_vocab_size,
+        "truncated_vocab_size": config.vocab_size,
         "medusa_fc_bias": config.bias,
         "original_lm_head": config.head == "shared",
     }

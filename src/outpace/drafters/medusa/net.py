@@ -26,7 +26,6 @@ class MedusaConfig(BaseModel):
 
     hidden_size: Size
     vocab_size: Size
-    draft_vocab_size: Size
     heads: Layers
     layers: Layers = 1
     bias: bool = True
@@ -40,13 +39,6 @@ class MedusaConfig(BaseModel):
             raise ValueError(
                 f"chained=True needs head='target', layers=1 and bias=False; found head={self.head!r}, "
                 f"layers={self.layers}, bias={self.bias}"
-            )
-        if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} exceeds vocab_size={self.vocab_size}")
-        if self.head == "target" and self.draft_vocab_size != self.vocab_size:
-            raise ValueError(
-                f"draft_vocab_size={self.draft_vocab_size} does not go with head='target', which has "
-                f"vocab_size={self.vocab_size} rows"
             )
         return self
 
@@ -62,7 +54,7 @@ class MedusaHead(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.blocks = nn.ModuleList(nn.Linear(size, size, bias=config.bias) for _ in range(config.layers))
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.head == "own" else None
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=False) if config.head == "own" else None
 
     def forward(self, rows: Tensor) -> Tensor:
         for block in self.blocks:
@@ -93,10 +85,7 @@ class MedusaNet(nn.Module):
         head = ChainedHead if config.chained else MedusaHead
         self.heads = nn.ModuleList(head(config) for _ in range(config.heads))
         shared = config.head == "shared"
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if shared else None
-        self.token_map: Tensor | None
-        reduced = config.draft_vocab_size < config.vocab_size
-        self.register_buffer("token_map", torch.full((config.draft_vocab_size,), -1) if reduced else None)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if shared else None
         fill_with_nan(self)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -110,21 +99,10 @@ class MedusaNet(nn.Module):
             read.append(head.out_norm(states))  # type: ignore[operator]
         return torch.stack(read, dim=1)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, heads, Vd] of rows [T, heads, H] from `forward`, by vocabulary layers of the file."""
-        weights = self.vocabulary_layers()
-        if len(weights) == 1:
-            return nn.functional.linear(hidden, weights[0])
-        return torch.stack([nn.functional.linear(hidden[:, at], one) for at, one in enumerate(weights)], dim=1)
-
     def vocabulary_layers(self) -> list[Tensor]:
-        """Weights [Vd, H] of the file, one per head in their order, or a single one that all share."""
+        """Weights [V, H] of the file, one per head in their order, or a single one that all share."""
         if self.config.head == "own":
             return [one.lm_head.weight for one in self.heads]  # type: ignore[union-attr, misc]
         if self.lm_head is None:
             raise ModelError("head='target': these heads have no vocabulary layer; score their rows with the target's")
         return [self.lm_head.weight]
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """The target's ids of draft ids, of the same shape."""
-        return draft_ids if self.token_map is None else self.token_map[draft_ids]

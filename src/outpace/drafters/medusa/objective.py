@@ -122,7 +122,6 @@ def build_medusa(
     config = MedusaConfig(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
         heads=net.heads,
         layers=net.layers,
         head=net.head,

@@ -47,7 +47,7 @@ class MedusaSource(DepthwiseSource):
             self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
         else:
             weights, size = net.vocabulary_layers(), net.config.vocab_size
-            ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=weights[0].device))
+            ids = torch.arange(size, device=weights[0].device)
             self._scorers = [head_of(weight, ids, vocabulary, size) for weight in weights]
 
     def open(self, slot: int, alone: bool = False) -> MedusaState:

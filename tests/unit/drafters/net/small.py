@@ -36,8 +36,6 @@ def randomise(net: N, dtype: torch.dtype = torch.float64) -> N:
         for index, (name, weight) in enumerate(net.state_dict(keep_vars=True).items()):
             if name == "d2t":
                 weight.copy_(offsets())
-            elif name == "token_map":
-                weight.copy_(offsets() + torch.arange(20))
             elif weight.dim() == 1:
                 weight.copy_(1 + 0.3 * randn(*weight.shape, seed=index))
             else:

@@ -16,18 +16,18 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import Checkpoint, read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import offsets, randn, randomise, relative_error
+from tests.unit.drafters.net.small import randn, randomise, relative_error
 
-SIZES: dict[str, Any] = {"hidden_size": 16, "vocab_size": 50, "draft_vocab_size": 50, "heads": 3}
+SIZES: dict[str, Any] = {"hidden_size": 16, "vocab_size": 50, "heads": 3}
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"layers": 2, "bias": False},
-    {"head": "shared", "draft_vocab_size": 20},
-    {"draft_vocab_size": 20, "heads": 1},
+    {"head": "shared"},
+    {"heads": 1},
     {"head": "target"},
     {"head": "target", "bias": False, "chained": True, "rms_eps": 1e-3},
 ]
-IDS = ["plain", "layers", "shared", "reduced", "target", "chained"]
+IDS = ["plain", "layers", "shared", "alone", "target", "chained"]
 
 
 def medusa(dtype: torch.dtype = torch.float64, **changes: Any) -> MedusaNet:
@@ -40,7 +40,7 @@ def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
     """Guards against blocks chained across heads, a bias left out, and one head's vocabulary layer used for all."""
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         net, states = medusa(dtype, **changes), randn(6, 16, seed=1, dtype=dtype)
-        w, exact = reference.weights_of(net), []
+        w, exact, rows = reference.weights_of(net), [], net(states)
         for head in range(net.config.heads):
             x = states.double().numpy()
             for block in range(net.config.layers):
@@ -48,9 +48,12 @@ def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
                 x = x + reference.silu(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(16)))
             shared = w.get("lm_head.weight", np.eye(16))  # none: what the target's head would read
             exact.append(x @ w.get(f"heads.{head}.lm_head.weight", shared).T)
-        found = net(states) if net.config.head == "target" else net.logits(net(states))
-        assert found.shape[:2] == (6, net.config.heads)
-        assert relative_error(found, np.stack(exact, axis=1)) < tolerance
+        found = list(rows.unbind(1))
+        if net.config.head != "target":
+            layers = net.vocabulary_layers()
+            found = [one @ layers[min(at, len(layers) - 1)].T for at, one in enumerate(found)]
+        assert rows.shape[:2] == (6, net.config.heads)
+        assert relative_error(torch.stack(found, dim=1), np.stack(exact, axis=1)) < tolerance
 
 
 @torch.inference_mode()
@@ -70,20 +73,10 @@ def test_chained_heads_match_the_equation() -> None:
     assert [medusa(**changes).config.tap(30) for changes in VARIANTS[4:]] == [30, 31]
 
 
-def test_a_reduced_vocabulary_maps_by_a_list_of_ids() -> None:
-    """Guards against Medusa's token_map read as offsets, which EAGLE-3's d2t is."""
-    ids = torch.tensor([[0, 19], [3, 4]])
-    assert torch.equal(medusa(draft_vocab_size=20).target_ids(ids), (offsets() + torch.arange(20))[ids])
-    assert torch.equal(medusa().target_ids(ids), ids)
-
-
 def test_heads_without_a_vocabulary_layer_say_so() -> None:
     """Guards against heads without a vocabulary layer that answer all the same."""
-    net = medusa(head="target")
     with pytest.raises(ModelError, match="head='target'"):
-        net.logits(net(randn(2, 16)))
-    with pytest.raises(ValidationError, match=r"draft_vocab_size=20 does not go with .* vocab_size=50"):
-        MedusaConfig(**{**SIZES, "head": "target", "draft_vocab_size": 20})
+        medusa(head="target").vocabulary_layers()
     for other in ({"head": "own"}, {"layers": 2}, {"bias": True}):
         with pytest.raises(ValidationError, match=r"chained=True needs head='target', layers=1 and bias=False; found"):
             MedusaConfig(**{**SIZES, **VARIANTS[5], **other})
@@ -99,7 +92,7 @@ def test_names_of_chained_heads_are_the_authors(tmp_path: Path) -> None:
     assert read_medusa(replace(chained, tensors=whole)).config == medusa(**VARIANTS[5] | {"heads": 1}).config
     with pytest.raises(ModelError, match="rms_norm_eps is missing"):
         read_medusa(replace(chained, config={**chained.config, "rms_norm_eps": None}))
-    for changes, layout in ((VARIANTS[2], "authors"), (VARIANTS[3], "authors"), (VARIANTS[4], "vllm")):
+    for changes, layout in ((VARIANTS[2], "authors"), (VARIANTS[4], "vllm")):
         with pytest.raises(ModelError, match="layout="):
             write_net(medusa(**changes), tmp_path / "refused", layout)
 
@@ -150,22 +143,18 @@ def test_all_heads_of_the_file_are_taken_and_none_that_is_stated_may_be_missing(
         read_medusa(replace(vllm, config=vllm.config | {"num_heads": 5}))
 
 
-def test_vllm_files_share_and_thin_out_vocabulary_layers(tmp_path: Path) -> None:
-    """Guards against whole layers beside a token_map, of which vLLM keeps the mapped rows, refused or used whole."""
-    net = medusa(torch.float32, head="shared", draft_vocab_size=20)
+def test_vllm_files_share_vocabulary_layers(tmp_path: Path) -> None:
+    """Guards against a shared layer under a head's name, and against heads of a part of the vocabulary read as if they
+    had all ids."""
+    net = medusa(torch.float32, head="shared")
     write_net(net, tmp_path, "vllm")
     checkpoint = read_checkpoint(tmp_path)
     tensors = dict(checkpoint.tensors)
-    kept, full = tensors["token_map"], randn(50, 16, dtype=torch.float32)
-    full[kept] = tensors.pop("lm_head.weight")
-    again = read_medusa(replace(checkpoint, tensors=tensors | {"lm_heads.0.weight": full}))
+    again = read_medusa(replace(checkpoint, tensors=tensors | {"lm_heads.0.weight": tensors.pop("lm_head.weight")}))
     assert again.config == net.config
     assert torch.equal(again.get_parameter("lm_head.weight"), net.get_parameter("lm_head.weight"))
-    first = {"token_map": kept} | checkpoint.tensors  # its dtype must not become that of the heads
-    assert {weight.dtype for weight in read_medusa(replace(checkpoint, tensors=first)).parameters()} == {torch.float32}
-    for wrong in (kept.int(), kept[:5], kept + 49, torch.zeros_like(kept)):
-        with pytest.raises(ModelError, match="token_map"):
-            read_medusa(replace(checkpoint, tensors=checkpoint.tensors | {"token_map": wrong}))
+    with pytest.raises(ModelError, match=r"truncated_vocab_size=20 is not vocab_size=50"):
+        read_medusa(replace(checkpoint, config=checkpoint.config | {"truncated_vocab_size": 20}))
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -69,11 +69,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "dart": {"draft_vocab_size": VOCAB, "draft_length": 5},
     "dart-ranked": {"draft_vocab_size": 60, "draft_length": 2},
     "dart-subset": {"draft_vocab_size": VOCAB, "draft_length": 4},
-    "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
-    "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
-    "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
-    "medusa-chained": {"draft_vocab_size": VOCAB, "head": "target", "bias": False, "chained": True},
-    "medusa-subset": {"draft_vocab_size": 60, "head": "own"},
+    "medusa": {"head": "own", "layers": 2},
+    "medusa-shared": {"head": "shared"},
+    "medusa-target": {"head": "target"},
+    "medusa-chained": {"head": "target", "bias": False, "chained": True},
+    "medusa-subset": {"head": "own"},
     "dflash-subset": {},
     "domino-subset": {"shift_label": True, "pure_draft_prefix_len": 1},
     "dspark": {"markov_rank": 8},
@@ -114,8 +114,6 @@ def source_of(kind: str, target: PackedTarget, pack: bool = False, **options: An
         return DartSource(dart.to(target.device), embedding, taps, *size, vocabulary=vocabulary, **options)
     if kind.startswith("medusa"):
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
-        if heads.token_map is not None:
-            heads.token_map.copy_(torch.arange(60) * 2)
         return MedusaSource(heads.to(target.device), target.head, 3, vocabulary=vocabulary, **options)
     make: Callable[..., Any] = block_source
     if kind.startswith("dspark"):

@@ -36,8 +36,7 @@ def eagle_case(head: LmHead, vocabulary: Tensor | None) -> tuple[Any, Tensor, li
 
 
 def medusa_case(head: LmHead, vocabulary: Tensor | None) -> tuple[Any, Tensor, list[Tensor]]:
-    sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": VOCAB, "draft_vocab_size": VOCAB}
-    net = random_net(MedusaNet(MedusaConfig(**sizes, heads=2, head="target")))
+    net = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=2, head="target")))
     read: list[Tensor] = []
     net.heads[0].register_forward_hook(lambda module, given, out: read.append(out[-1:]))
     return MedusaSource(net, head, 3, vocabulary=vocabulary), FEATURES[:, :48], read

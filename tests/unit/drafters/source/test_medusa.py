@@ -23,7 +23,7 @@ def test_head_k_guesses_depth_k_plus_one_from_what_the_lm_head_read() -> None:
     """Guards against heads off by one depth, and against a state of another position or before the final norm."""
     target = tiny_target(tiny_config("llama"))
     prompt = random_ids(12, 3)
-    net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, draft_vocab_size=VOCAB, heads=3))
+    net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=3))
     for weight in net.parameters():
         weight.zero_()
     for index, head in enumerate(net.heads):
@@ -51,8 +51,7 @@ def test_heads_with_vocabulary_layers_leave_the_targets_head_as_it_is(kind: Any)
     """Guards against a GGUF file's LM head that is dequantised, and kept so, to learn its device: 0.9 GB in float32 for
     152k ids and width 1536."""
     head = LmHead(nn.Linear(48, VOCAB, bias=False))
-    net = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, draft_vocab_size=60, heads=2, head=kind)))
-    net.token_map.copy_(torch.arange(60))
+    net = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=2, head=kind)))
     MedusaSource(net, head, 3)
     assert "weight" not in vars(head)
 

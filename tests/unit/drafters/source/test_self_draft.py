@@ -40,7 +40,7 @@ OPTIONS = ["select=window", "select=snap", "select=snap,shape=beam", "select=win
 
 def proposer_for(target: PackedTarget, text: str) -> Any:
     sizes = {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size, "heads": 3}
-    config = MedusaConfig(**sizes, draft_vocab_size=target.vocab_size, head="target", bias=False, chained=True)
+    config = MedusaConfig(**sizes, head="target", bias=False, chained=True)
     heads = random_net(MedusaNet(config))  # which only tokenswift asks for
     around = BuildContext(target.vocab_size, target.device, no_draft_model, target, lambda: heads)
     return build_proposer(parse_method(text), around)

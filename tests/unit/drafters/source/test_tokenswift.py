@@ -28,7 +28,7 @@ from tests.unit.models.tiny import VOCAB, open_with, random_ids, stock_model, ti
 
 KEEP = 24
 OPTIONS = ["retrieve=none,budget=40", "budget=15", "retrieve=none,shape=chain"]
-SIZES: dict[str, Any] = {"hidden_size": 48, "vocab_size": VOCAB, "draft_vocab_size": VOCAB, "heads": 3}
+SIZES: dict[str, Any] = {"hidden_size": 48, "vocab_size": VOCAB, "heads": 3}
 CHAINED: dict[str, Any] = {"head": "target", "bias": False, "chained": True}
 
 
