@@ -5,7 +5,6 @@ the block size. speculators nests the decoder's fields and counts taps as Huggin
 embedding on, so that its ids are larger by one. Tensor names are the same everywhere, and the net's own.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +65,7 @@ def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
         if stray:
             raise ModelError(f"{fields.where}: {', '.join(stray)}: not a plain DFlash drafter; read it as Domino")
         config = build(DFlashConfig, dflash_values(fields), fields.where)
-    check_block_weights(config, checkpoint.tensors, checkpoint.name)
+    check_block_weights(checkpoint.tensors, checkpoint.name)
     return filled(lambda: DFlashNet(config), checkpoint.tensors, checkpoint.name)
 
 
@@ -137,8 +136,8 @@ def speculators_values(fields: Fields, kind: str = "dflash") -> dict[str, Any]:
     }
 
 
-def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Refuse weights that contradict the config, with errors that name the cause instead of wrong shapes."""
+def check_block_weights(tensors: Mapping[str, Tensor], name: str) -> None:
+    """Refuse weights of a draft vocabulary, and copies of the target's."""
     reduced = [key for key in REDUCED if key in tensors]
     if reduced:
         raise ModelError(f"{name}: holds {', '.join(reduced)}: a draft vocabulary of its own is not supported here")
@@ -148,24 +147,6 @@ def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], nam
             f"{name}: holds {', '.join(own)}, but embedding and LM head are the target's; "
             "delete them from the file if they are its copies"
         )
-    complaints = []
-    found = {int(match[1]) for key in tensors if (match := re.match(r"layers\.(\d+)\.", key))}
-    if found and found != set(range(config.layers)):
-        complaints.append(f"num_hidden_layers={config.layers}, but there are tensors of layers {sorted(found)}")
-    query = tensors.get("layers.0.self_attn.q_proj.weight")
-    if query is not None and query.ndim == 2 and query.shape[0] != config.heads * config.head_dim:
-        complaints.append(
-            f"num_attention_heads={config.heads} times head_dim={config.head_dim} is "
-            f"{config.heads * config.head_dim}, but q_proj has {query.shape[0]} rows"
-        )
-    fuse, width = tensors.get("fc.weight"), len(config.target_layer_ids) * config.target_hidden_size
-    if fuse is not None and fuse.ndim == 2 and fuse.shape[1] != width:
-        complaints.append(
-            f"target_layer_ids={list(config.target_layer_ids)} times target_hidden_size={config.target_hidden_size} "
-            f"is {width}, but fc has {fuse.shape[1]} columns"
-        )
-    if complaints:
-        raise ModelError(f"{name}: {'; '.join(complaints)}")
 
 
 def net_names(tensors: Mapping[str, Tensor], name: str, ours: Callable[[str], str | None]) -> dict[str, Tensor]:

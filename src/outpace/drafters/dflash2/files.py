@@ -34,7 +34,7 @@ def read_dflash2(checkpoint: Checkpoint) -> DFlash2Net:
     values = dflash_values(fields, NEEDED + OPTIONAL) | {key: needed(key, fields, inner) for key in NEEDED}
     stated = {key: agreed(key, fields, inner) for key in OPTIONAL}
     config = build(DFlash2Config, values | {key: one for key, one in stated.items() if one is not None}, fields.where)
-    check_block_weights(config, checkpoint.tensors, checkpoint.name)
+    check_block_weights(checkpoint.tensors, checkpoint.name)
     tensors = {NAMES.get(key, key): tensor for key, tensor in checkpoint.tensors.items()}
     return filled(lambda: DFlash2Net(config), tensors, checkpoint.name)
 

@@ -44,8 +44,7 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
     config = read_domino_config(checkpoint.config, checkpoint.name)
     tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
     tensors = net_names(tensors, checkpoint.name, lambda key: f"head.{key}" if key.startswith(HEAD) else None)
-    _explain_head(config, tensors, checkpoint.name)
-    check_block_weights(config, tensors, checkpoint.name)
+    check_block_weights(tensors, checkpoint.name)
     return filled(lambda: DominoNet(config), tensors, checkpoint.name)
 
 
@@ -63,18 +62,6 @@ def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
     found = dflash_values(fields, PROJECTOR_FIELDS)
     found |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
     return build(DominoConfig, found, fields.where)
-
-
-def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Refuse sizes of the head that disagree with the fields, naming the fields."""
-    first, state = tensors.get("head.embed_proj.0.weight"), tensors.get("head.prefix_gru.weight_hh_l0")
-    complaints = []
-    if first is not None and first.ndim == 2 and first.shape[0] != config.emb_dim:
-        complaints.append(f"emb_dim={config.emb_dim}, but embed_proj.0 has {first.shape[0]} rows")
-    if state is not None and state.ndim == 2 and state.shape[-1] != config.gru_hidden_dim:
-        complaints.append(f"gru_hidden_dim={config.gru_hidden_dim}, but prefix_gru has a state of {state.shape[-1]}")
-    if complaints:
-        raise ModelError(f"{name}: {'; '.join(complaints)}")
 
 
 def export_domino(

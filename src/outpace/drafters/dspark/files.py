@@ -75,7 +75,7 @@ def read_dspark(checkpoint: Checkpoint) -> DSparkNet:
         "confidence_head_with_markov": has_confidence if reads_token is None else reads_token,
     }
     config = build(DSparkConfig, values, fields.where)
-    check_block_weights(config, tensors, checkpoint.name)
+    check_block_weights(tensors, checkpoint.name)
     return filled(lambda: DSparkNet(config), net_names(tensors, checkpoint.name, NAMES.get), checkpoint.name)
 
 

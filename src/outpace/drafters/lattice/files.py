@@ -29,7 +29,7 @@ def read_lattice(checkpoint: Checkpoint) -> LatticeNet:
     inner = fields.inside(SECTION)
     own = {"rank": inner.need("rank"), "candidates": inner.need("candidates")}
     config = build(LatticeConfig, dflash_values(fields) | own, fields.where)
-    check_block_weights(config, checkpoint.tensors, checkpoint.name)
+    check_block_weights(checkpoint.tensors, checkpoint.name)
     net = filled(lambda: LatticeNet(config), checkpoint.tensors, checkpoint.name)
     temperatures = net.pair_head.temperatures
     if not bool(((temperatures > 0) & temperatures.isfinite()).all()):

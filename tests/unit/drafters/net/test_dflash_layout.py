@@ -95,9 +95,9 @@ def add(name: str, tensor: Tensor) -> Edit:
 
 
 SPOILT: dict[str, tuple[Edit, list[str]]] = {
-    "head size": (put("head_dim", value=4), ["head_dim=4", "q_proj has 48 rows"]),
-    "layers": (both(put("num_hidden_layers", value=2), put("layer_types", value=None)), ["num_hidden_layers=2"]),
-    "taps": (put("dflash_config", "target_layer_ids", value=[1, 4]), ["target_layer_ids=[1, 4]", "72 columns"]),
+    "head size": (put("head_dim", value=4), ["q_proj.weight has shape [48, 24], its config says [24, 24]"]),
+    "layers": (both(put("num_hidden_layers", value=2), put("layer_types", value=None)), ["unexpected layers.2."]),
+    "taps": (put("dflash_config", "target_layer_ids", value=[1, 4]), ["fc.weight has shape [24, 72]"]),
     "countless layers": (
         both(put("dflash_config", "target_layer_ids", value=None), put("num_target_layers", value=10**400)),
         ["target_layer_ids is missing"],

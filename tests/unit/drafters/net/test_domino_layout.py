@@ -50,9 +50,9 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
     ),
     "rank and weights": (
         both(put("emb_dim", value=8), put("dflash_config", "emb_dim", value=8)),
-        ["emb_dim=8", "embed_proj.0 has 7 rows"],
+        ["embed_proj.0.weight has shape [7, 34], its config says [8, 34]"],
     ),
-    "state and weights": (put("dflash_config", "gru_hidden_dim", value=12), ["gru_hidden_dim=12", "state of 10"]),
+    "state and weights": (put("dflash_config", "gru_hidden_dim", value=12), ["weight_hh_l0 has shape [30, 10]"]),
     "alignment no flag": (put("dflash_config", "shift_label", value="yes"), ["shift_label='yes'"]),
     "mask outside": (put("dflash_config", "mask_token_id", value=61), ["mask_token_id=61", "vocab_size=61"]),
     "unknown field": (put("dflash_config", "use_correction_target_fusion", value=True), ["use_correction_target"]),
