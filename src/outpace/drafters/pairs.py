@@ -1,6 +1,6 @@
 """What EAGLE-3 and DART share: committed rows that pair a feature of the target with the token after it."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -8,11 +8,10 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseSource
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.fusion import FusionNet
+from outpace.drafters.levels import LevelwiseSource, SlotState
 from outpace.drafters.net_slots import NetSlots, Rows
-from outpace.drafters.scratch import SlotState
 
 
 @dataclass(eq=False)
@@ -37,7 +36,7 @@ _WAITING = 256  # maximum number of waiting features of a request without drafts
 S = TypeVar("S", bound=PairState)
 
 
-class PairSource(BaseSource, ABC, Generic[S]):
+class PairSource(LevelwiseSource, Generic[S]):
     """A one-layer net on slots of its own that keeps up with the target's features.
 
     Args:

@@ -19,8 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import DraftRequest
-from outpace.drafters.depthwise import Depthwise, Guesses
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.table_file import TableKind, as_ids, load_table, save_table
 
@@ -166,34 +164,3 @@ class Continuity:
     ngrams: NGrams
     weight: float = 0.5
     search_decay: float | None = None
-
-
-class ContinuousDraft(Depthwise):
-    """One request's guesses, of which the best `CANDIDATES` of each depth are scored anew at every node. `logits`: [D,
-    V] float32 in the target's ids, row d for the tokens of depth d + 1."""
-
-    def __init__(self, request: DraftRequest, logits: Tensor, continuity: Continuity) -> None:
-        super().__init__(request, logits)
-        self._continuity = continuity
-        self._totals = logits.logsumexp(dim=-1)  # [D]
-        self._values, self._ids = logits.topk(min(CANDIDATES, logits.shape[1]), dim=-1)  # [D, C]
-        before = request.ids[-2] if len(request.ids) > 1 else -1
-        # [N, 2] the last two tokens of each node's path. Kept on the device: what was drafted is not read back.
-        self._context = torch.tensor([[before, request.ids[-1]]], device=logits.device)
-
-    def advance(self, tokens: Tensor, above: Sequence[int], start: int) -> list[list[int]]:
-        if self.depth >= 0:
-            parents = torch.tensor(above, device=self._context.device) - self._start
-            self._context = torch.stack([self._context[parents, 1], tokens.to(self._context.device)], dim=1)
-        paths = super().advance(tokens, above, start)
-        return paths * (len(tokens) // len(paths))  # each node has its own scores, even where nodes share a path
-
-    def guesses(self, count: int) -> Guesses:
-        decay = self._continuity.search_decay
-        weight = self._continuity.weight / (decay or 1.0) ** self.depth
-        ids = self._ids[self.depth].expand(count, -1)
-        logits = self._values[self.depth] + weight * self._continuity.ngrams.log_probs(self._context, ids)
-        if decay is None:
-            return Guesses(logits, ids)
-        # Rounding must not lift it above 0: a child would score more than its parent.
-        return Guesses(logits, ids, (logits.logsumexp(dim=-1) - self._totals[self.depth]).clamp(max=0))

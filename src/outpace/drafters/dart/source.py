@@ -1,21 +1,40 @@
 """DART as a source: one pass over mask rows guesses all depths at once (arXiv 2601.19278)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import DraftRequest
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.dart.net import DartNet
-from outpace.drafters.dart.ngrams import Continuity, ContinuousDraft
-from outpace.drafters.depthwise import Depthwise, DepthwiseSource
+from outpace.drafters.dart.ngrams import CANDIDATES, Continuity
+from outpace.drafters.depthwise import DepthwiseSource
+from outpace.drafters.levels import DraftLevel
 from outpace.drafters.net_slots import Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of
+from outpace.sampling.scores import Pool
 
 
-class DartSource(DepthwiseSource, PairSource[PairState]):
+@dataclass(eq=False)
+class DartState(PairState):
+    """One request in a DART drafter; with an n-gram table `base` holds the best `CANDIDATES` of each depth.
+
+    Attributes:
+        pool: [D, C] ids of the columns of `base`.
+        totals: [D] logsumexp of all logits of each depth.
+        context: [N, 2] the last two tokens of the path to each node, on the device: drafts are not read back.
+        mass: [N] log of the sum of the probabilities of each node's children.
+    """
+
+    pool: Tensor = field(default_factory=lambda: torch.empty(0))
+    totals: Tensor = field(default_factory=lambda: torch.empty(0))
+    context: Tensor = field(default_factory=lambda: torch.empty(0))
+    mass: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class DartSource(DepthwiseSource, PairSource[DartState]):
     """A DART net on slots of its own.
 
     A round writes the pairs that are new, as EAGLE-3 does, and behind them `draft_length` mask rows, which are
@@ -42,33 +61,59 @@ class DartSource(DepthwiseSource, PairSource[PairState]):
         masks = net.config.draft_length
         super().__init__(net, taps, max_length, max_slots, masks, depth=masks + 1)
         self.net, self._embed, self._noise, self._masks = net, embed, noise, masks
-        self._continuity = continuity
+        self._continuity, self.shares = continuity, continuity is None
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
-    def _new_state(self, slot: int) -> PairState:
-        return PairState(slot, features=self._no_features())
+    def _new_state(self, slot: int) -> DartState:
+        return DartState(slot, features=self._no_features())
 
-    def _guess(self, states: Sequence[PairState]) -> Tensor:
-        logits: Tensor = self._logits(self._run(states, self._unwritten(states), self._masks))  # [R * D, V]
+    def _start(self, states: Sequence[DartState], pending: Tensor) -> None:
+        for state, logits in zip(states, self._guess(states), strict=True):
+            state.base = logits
+            if self._continuity is not None:
+                state.totals = logits.logsumexp(dim=-1)
+                state.base, state.pool = logits.topk(min(CANDIDATES, logits.shape[1]), dim=-1)
+                ids = state.asked.ids
+                state.context = torch.tensor([[ids[-2] if len(ids) > 1 else -1, ids[-1]]], device=logits.device)
+
+    def _guess(self, states: Sequence[DartState]) -> Tensor:
+        """[R, D, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
+        hidden = self._run(states, self._unwritten(states), self._masks)
+        with LM_HEAD:
+            logits: Tensor = self._head.scores(hidden)  # [R * D, V]
         return logits.unflatten(0, (len(states), -1))  # type: ignore[no-any-return]
 
-    def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
+    def _logits(self, level: DraftLevel) -> Tensor:
         if self._continuity is None:
-            return super()._draft(request, logits)
-        return ContinuousDraft(request, logits, self._continuity)
+            return super()._logits(level)
+        depth, decay = level.depth, self._continuity.search_decay
+        weight, parts = self._continuity.weight / (decay or 1.0) ** depth, list[Tensor]()
+        tokens = level.tokens.split(level.sizes)
+        for state, above, own in zip(level.states, level.above, tokens, strict=True):
+            if depth:
+                state.context = torch.stack([state.context[above, 1], own.to(state.context.device)], dim=1)
+            ids = state.pool[depth].expand(len(above), -1)
+            parts.append(state.base[depth] + weight * self._continuity.ngrams.log_probs(state.context, ids))
+            # Rounding must not lift it above 0: a child would score more than its parent.
+            state.mass = (parts[-1].logsumexp(dim=-1) - state.totals[depth]).clamp(max=0)
+        return torch.cat(parts)
 
-    def _write(self, states: Sequence[PairState], ids: Sequence[Sequence[int]]) -> Tensor:
+    def _pool_of(self, level: DraftLevel) -> Pool | None:
+        if self._continuity is None:
+            return None
+        rows = level.repeated([state.pool[level.depth] for state in level.states])
+        return Pool(rows, self._continuity.ngrams.vocab_size)
+
+    def _log_mass(self, level: DraftLevel) -> Tensor | None:
+        is_added = self._continuity is not None and self._continuity.search_decay is not None
+        return torch.cat([state.mass for state in level.states]) if is_added else None
+
+    def _write(self, states: Sequence[DartState], ids: Sequence[Sequence[int]]) -> Tensor:
         return self._run(states, ids, masks=0)
-
-    @LM_HEAD
-    @torch.inference_mode()
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
-        return self._head.scores(hidden)
 
     @NET
     @torch.inference_mode()
-    def _run(self, states: Sequence[PairState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
+    def _run(self, states: Sequence[DartState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
         """Write and commit the pairs that are due, with mask rows behind them. `masks`: rows per request, 0 to draft
         nothing. Returns [R * (1 + masks), H], for the head: the last pair and the mask rows of each request."""
         pairs, tokens, features = self._due(states, ids)

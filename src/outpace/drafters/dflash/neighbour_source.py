@@ -7,12 +7,14 @@ from torch import Tensor, nn
 
 from outpace.core.timing import HEAD
 from outpace.drafters.dflash.neighbours import NeighbourNet
-from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
+from outpace.drafters.dflash.source import BlockSource, BlockState
+from outpace.drafters.levels import DraftLevel
 
 
 class NeighbourSource(BlockSource):
     """A net with a `NeighbourHead`, on slots of its own. Arguments as of `BlockSource`."""
 
+    shares = False
     net: NeighbourNet
 
     def _candidates_of(self, base: Tensor) -> Tensor | None:
@@ -38,17 +40,17 @@ class NeighbourSource(BlockSource):
 
     @HEAD
     @torch.inference_mode()
-    def _logits(self, level: BlockLevel) -> Tensor:
+    def _logits(self, level: DraftLevel) -> Tensor:
         left = self.net.head.left(self._before(level), self._hidden(level)).split(level.sizes)
         moved = [
             nn.functional.linear(own, state.rows[level.depth]) for own, state in zip(left, level.states, strict=True)
         ]
         return super()._logits(level) + torch.cat(moved)
 
-    def _before(self, level: BlockLevel) -> Tensor:
+    def _before(self, level: DraftLevel) -> Tensor:
         """[F, r] the row of `predecessors` of each node's token."""
         return self.net.head.predecessors[level.tokens]
 
-    def _hidden(self, level: BlockLevel) -> Tensor:
+    def _hidden(self, level: DraftLevel) -> Tensor:
         """[F, H] the block's output that predicts what follows each node."""
         return level.repeated([state.hidden[level.depth] for state in level.states])

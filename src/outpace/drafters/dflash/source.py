@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseSource, Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, SamplingContext
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD, NET
-from outpace.drafters.best import best_ids, own_scores_of
+from outpace.drafters.best import own_scores_of
+from outpace.drafters.depthwise import DepthwiseSource
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.levels import DraftLevel, SlotState
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.drafters.ranked_vocabulary import pool_of
-from outpace.drafters.scratch import SlotState
 from outpace.kernels.lattice import Woven
 from outpace.models.head import LmHead
 from outpace.sampling.scores import Pool
@@ -30,8 +30,6 @@ class BlockState(SlotState):
     Attributes:
         slot: of the net; it holds the context of all committed positions.
         hidden: [D, H] outputs of this round's block that drafts are read from.
-        base: [D, K] float32 base logits by depth.
-        paths: drafted tokens down to each of them, kept only for requests with processors.
         waiting: [n, taps * H] features of committed positions that are not yet context.
         fused: [1, H] the net's row of the last committed position; zeros where it is not known.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
@@ -43,10 +41,6 @@ class BlockState(SlotState):
     """
 
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))
-    base: Tensor = field(default_factory=lambda: torch.empty(0))
-    start: int = 0
-    depth: int = 0
-    paths: list[list[int]] = field(default_factory=list)
     waiting: list[Tensor] = field(default_factory=list)
     waiting_rows: int = 0
     fused: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -58,40 +52,7 @@ class BlockState(SlotState):
     rolled: tuple[Tensor, Tensor] | None = None
 
 
-class BlockLevel(NamedTuple):
-    """The nodes of a frontier.
-
-    Attributes:
-        above: per request, the rows of its nodes' parents in the last frontier.
-        tokens: [F] of the nodes, on the drafter's device.
-    """
-
-    states: list[BlockState]
-    above: list[list[int]]
-    tokens: Tensor
-    is_first: bool
-
-    @property
-    def sizes(self) -> list[int]:
-        """Nodes of each request."""
-        return [len(rows) for rows in self.above]
-
-    @property
-    def depth(self) -> int:
-        """Depth of the nodes, the same for all requests, because trees grow level by level."""
-        return self.states[0].depth
-
-    @property
-    def contexts(self) -> list[SamplingContext]:
-        """The context of each node's request."""
-        return [state.asked.sampling for state, size in zip(self.states, self.sizes, strict=True) for _ in range(size)]
-
-    def repeated(self, rows: Sequence[Tensor]) -> Tensor:
-        """[F, ...] a row of each request, for each of its nodes."""
-        return torch.cat([row.expand(size, -1) for row, size in zip(rows, self.sizes, strict=True)])
-
-
-class BlockSource(BaseSource):
+class BlockSource(DepthwiseSource):
     """A DFlash net on slots of its own.
 
     A round costs one pass over the block and one product with the LM head for all depths. The candidates of a depth are
@@ -209,51 +170,19 @@ class BlockSource(BaseSource):
         ]
 
     def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
-        groups, self._asked = frontier.groups(), width
-        tokens = frontier.tokens.to(self._device)
-        level = BlockLevel([states[owner] for owner in groups], [], tokens, frontier.parents[0] < 0)
-        if level.is_first:
-            self._draft_blocks(level.states, tokens)
-        for state, nodes in zip(level.states, groups.values(), strict=True):
-            above = [parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]]
-            level.above.append(above)
-            state.start, state.depth = nodes.start, 0 if level.is_first else state.depth + 1
-            if state.depth == 0 or not state.asked.sampling.params.has_processors:  # reading tokens is a host read
-                state.paths = [[]] * len(above)
-            else:
-                ids = frontier.tokens[nodes.start : nodes.stop].tolist()
-                state.paths = [[*state.paths[row], token] for row, token in zip(above, ids, strict=True)]
-        return self._candidates(level, frontier, width)
+        self._asked = width
+        return super().expand(states, frontier, width)
 
-    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
-        """The best candidates of each node."""
-        logits, pool = self._logits(level), self._pool_of(level)
-        paths = [path for state in level.states for path in state.paths]
-        depths = [level.depth] * len(paths)
-        asked = frontier.wants_entropy, frontier.draws
-        best = best_ids(logits, level.contexts, depths, width, self._noise, paths, pool, *asked)
-        log_probs, entropy, mass = best.log_probs, best.entropy, self._log_mass(level)
-        if mass is not None:
-            log_probs = log_probs + mass[:, None]
-            entropy = None if entropy is None else mass.exp() * (entropy - mass)  # -sum m p log(m p)
-        return Candidates(best.tokens, log_probs, int(level.is_first), entropy, best.draft_probs)
+    def _placed(self, tokens: Tensor) -> Tensor:
+        return tokens.to(self._device)
 
-    def _log_mass(self, level: BlockLevel) -> Tensor | None:
-        """[F] log of the sum of the probabilities of a node's candidates, at most 0; None where it is 0."""
-        return None
-
-    def _logits(self, level: BlockLevel) -> Tensor:
-        """[F, K] logits of what follows each node."""
-        return level.repeated([state.base[level.depth] for state in level.states])
-
-    def _pool_of(self, level: BlockLevel) -> Pool | None:
-        """The ids of the columns of `_logits`; None for all of the target's."""
+    def _pool_of(self, level: DraftLevel) -> Pool | None:
         if not len(level.states[0].pool):
-            return pool_of(self._head, len(level.tokens))
+            return pool_of(self._head, sum(level.sizes))
         return Pool(level.repeated([state.pool[level.depth] for state in level.states]), self._head.vocab_size)
 
     @torch.inference_mode()
-    def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
+    def _start(self, states: Sequence[BlockState], pending: Tensor) -> None:
         """Draft a block for every request."""
         for state, rows, logits in zip(states, *self._block(states, self._embedded(pending)), strict=True):
             self._take_block(state, rows, logits)

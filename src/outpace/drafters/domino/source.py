@@ -10,12 +10,13 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.timing import HEAD
 from outpace.drafters.best import counts_scores_alone, draws_of
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
+from outpace.drafters.dflash.source import BlockSource, BlockState
 from outpace.drafters.domino.gpu.chains import Chains, Rollout
 from outpace.drafters.domino.gpu.head import TritonHead, triton_head
 from outpace.drafters.domino.gpu.head import gate_table as table_of_gates
 from outpace.drafters.domino.kernel import compiled_head
 from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.levels import DraftLevel
 from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked
 from outpace.kernels.exact import path_taken
 from outpace.models.head import LmHead
@@ -39,6 +40,7 @@ class DominoSource(BlockSource):
         gate_table: read the products of embeddings with the GRU's weight from a table instead of computing them.
     """
 
+    shares = False
     net: DominoNet
 
     def __init__(
@@ -94,7 +96,7 @@ class DominoSource(BlockSource):
             state.base, state.pool = base[:, best], ids.expand(len(base), -1)
             state.rows = self.net.head.vocabulary_weight[ids]
 
-    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
+    def _candidates(self, level: DraftLevel, frontier: Frontier, width: int) -> Candidates:
         contexts = [state.asked.sampling for state in level.states]
         if self._kernel is None or not counts_scores_alone(contexts, self._noise, frontier.wants_entropy):
             return super()._candidates(level, frontier, width)
@@ -110,7 +112,7 @@ class DominoSource(BlockSource):
 
     @HEAD
     @torch.inference_mode()
-    def _logits(self, level: BlockLevel) -> Tensor:
+    def _logits(self, level: DraftLevel) -> Tensor:
         if self._kernel is not None:
             step = self._step(self._kernel, level, None)
             assert step.logits is not None, "logits were asked for"
@@ -130,7 +132,7 @@ class DominoSource(BlockSource):
             return base + nn.functional.linear(head.low_rank(hidden, after), self._ranked_rows)
         return base + head.correction(hidden, after)
 
-    def _next_states(self, level: BlockLevel, tokens: Tensor) -> Tensor:
+    def _next_states(self, level: DraftLevel, tokens: Tensor) -> Tensor:
         """[F, G] the head's states after the nodes' tokens."""
         head, at = self.net.head, level.depth
         before = self.net.norm.weight.new_zeros(len(tokens), head.config.gru_hidden_dim)
@@ -144,7 +146,7 @@ class DominoSource(BlockSource):
 
     @HEAD
     @torch.inference_mode()
-    def _step(self, kernel: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
+    def _step(self, kernel: CompiledHead | TritonHead, level: DraftLevel, best: int | None) -> HeadStep:
         """A step of the head's kernel for each node; `best` as of `CompiledHead.correct`."""
         at, sizes, tokens = level.depth, level.sizes, level.tokens
 

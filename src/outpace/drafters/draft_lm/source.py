@@ -1,16 +1,16 @@
 """A draft language model as a source: a whole tree level for all requests in one pass."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.drafters.scratch import Scratch, SlotState, best_children
+from outpace.drafters.levels import DraftLevel, LevelwiseSource, SlotState
+from outpace.drafters.scratch import Scratch
 from outpace.models.draft import DraftModel, DraftRows
 from outpace.models.packed import PackedModel
 from outpace.sampling.scores import Pool
@@ -29,7 +29,7 @@ class DraftState(SlotState):
     scratch: Scratch = field(default_factory=Scratch)
 
 
-class LanguageModelSource(BaseSource, ABC):
+class LanguageModelSource(LevelwiseSource):
     """A language model that computes a tree level by level: the rows of a level of all requests are one pass.
 
     Args:
@@ -52,45 +52,40 @@ class LanguageModelSource(BaseSource, ABC):
         """Start a round. Beyond the model's own context nothing is drafted."""
         for state, request in zip(states, requests, strict=True):
             state.request = request
-            state.scratch.plant(0)
+            state.scratch.plant()
         return [min(request.max_depth, self._limit - len(request.ids)) for request in requests]
 
-    def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
-        """Candidates of every frontier node: the `width` best by keyed score."""
-        groups = [(states[owner], nodes) for owner, nodes in frontier.groups().items()]
-        growths = []
-        for state, nodes in groups:
-            above = frontier.parents[nodes.start : nodes.stop]
-            if above[0] < 0:
-                state.scratch.plant(nodes.start)
-                growths.append(self._root(state))
-            else:
-                growths.append(self._level(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
-        scores, passes = self._scores([state for state, _ in groups], growths)
-        logits, pool = self._whole(scores)
-        grown = [(state.asked.sampling, state.scratch, nodes) for state, nodes in groups]
-        return replace(best_children(grown, logits, frontier, width, self._noise, pool), passes=passes)
+    def _logits(self, level: DraftLevel) -> Tensor:
+        parts = zip(level.states, level.tokens.split(level.sizes), level.above, strict=True)
+        growths = [
+            self._root(state) if level.is_first else self._level(state, tokens, above) for state, tokens, above in parts
+        ]
+        logits, self._computed = self._scores(level.states, growths)
+        if self._head.ids is not None:
+            return logits
+        missing = self._vocab_size - logits.shape[1]
+        if missing <= 0:
+            return logits[:, : self._vocab_size]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+
+    def _pool_of(self, level: DraftLevel) -> Pool | None:
+        ids = self._head.ids
+        return None if ids is None else Pool(ids.expand(len(level.tokens), -1), self._vocab_size)
+
+    def _passes(self, level: DraftLevel) -> int:
+        return self._computed
 
     @abstractmethod
     def _root(self, state: Any) -> DraftRows:
         """The rows of the pending token and of earlier ids that have none yet."""
 
     @abstractmethod
-    def _level(self, state: Any, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
+    def _level(self, state: Any, tokens: Tensor, above: Sequence[int]) -> DraftRows:
         """A level of nodes behind the levels above it; arguments as of `Scratch.extend`."""
 
     @abstractmethod
     def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
         """Scores [W, V or K] of the wanted rows of all states, and the number of passes, 0 or 1."""
-
-    def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
-        """Logits in the target's ids, or of those that a pool names."""
-        if self._head.ids is not None:
-            return logits, Pool(self._head.ids.expand(len(logits), -1), self._vocab_size)
-        missing = self._vocab_size - logits.shape[1]
-        if missing <= 0:
-            return logits[:, : self._vocab_size], None
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), None
 
 
 class DraftLM(LanguageModelSource):
@@ -130,7 +125,7 @@ class DraftLM(LanguageModelSource):
     def rewind(self, state: DraftState, length: int) -> None:
         self.model.rewind_slot(state.slot, length)
         state.told = length
-        state.scratch.plant(0)
+        state.scratch.plant()
 
     def prefill(self, states: Sequence[DraftState], chunks: Sequence[PromptChunk]) -> None:
         fits = []
@@ -159,7 +154,7 @@ class DraftLM(LanguageModelSource):
         accepted = [state.scratch.accepted(observation) for state, observation in drafted]
         self.model.commit([state.slot for state, _ in drafted], accepted)
         for state, _ in drafted:
-            state.scratch.plant(0)  # its rows are committed or dropped
+            state.scratch.plant()  # its rows are committed or dropped
 
     def _root(self, state: DraftState) -> DraftRows:
         """The ids without rows, the pending token last. If there are many, as after a prompt that another method wrote,
@@ -172,8 +167,8 @@ class DraftLM(LanguageModelSource):
         visible = torch.ones(count, count, dtype=torch.bool).tril()
         return DraftRows(slot, tokens, torch.arange(count), visible, wanted=1)
 
-    def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
+    def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int]) -> DraftRows:
         before, count = len(state.scratch), len(tokens)
-        visible = state.scratch.extend(tokens, above, start)
+        visible = state.scratch.extend(tokens, above)
         # The pending token is committed, so depth 1 directly follows the committed rows.
         return DraftRows(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)

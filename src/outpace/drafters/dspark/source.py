@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from outpace.drafters.dflash.neighbour_source import NeighbourSource
-from outpace.drafters.dflash.source import BlockLevel
 from outpace.drafters.dspark.net import DSparkNet
+from outpace.drafters.levels import DraftLevel
 
 
 class DSparkSource(NeighbourSource):
@@ -31,6 +31,6 @@ class DSparkSource(NeighbourSource):
         return base.amax(dim=0).topk(self._pool).indices[None]
 
     @torch.inference_mode()
-    def _log_mass(self, level: BlockLevel) -> Tensor | None:
+    def _log_mass(self, level: DraftLevel) -> Tensor | None:
         confidence = self.net.head.confidence(self._before(level), self._hidden(level))
         return None if confidence is None else logsigmoid(confidence)

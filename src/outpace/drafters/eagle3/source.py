@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import own_scores_of
 from outpace.drafters.eagle3.kernel import compiled_fusion
 from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.levels import DraftLevel
 from outpace.drafters.net_slots import NetPass, Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of, pool_of
-from outpace.drafters.scratch import Scratch, best_children
+from outpace.drafters.scratch import Scratch
 from outpace.models.head import LmHead
+from outpace.sampling.scores import Pool
 
 SCRATCH_ROWS = 512
 """Room for one tree behind the committed rows."""
@@ -73,20 +74,14 @@ class EagleSource(PairSource[EagleState]):
     def _new_state(self, slot: int) -> EagleState:
         return EagleState(slot, features=self._no_features())
 
-    def expand(self, states: Sequence[EagleState], frontier: Frontier, width: int) -> Candidates:
-        groups = frontier.groups()
-        if frontier.parents[0] < 0:
-            members = [states[owner] for owner in groups]
-            for state, nodes in zip(members, groups.values(), strict=True):
-                state.scratch.plant(nodes.start)
-            hidden = self._write(members, self._unwritten(members))  # [R, H]
-        else:
-            hidden = self._grow([(states[owner], nodes) for owner, nodes in groups.items()], frontier)
-        grown = [(states[owner].asked.sampling, states[owner].scratch, nodes) for owner, nodes in groups.items()]
-        pool = pool_of(self._head, len(hidden))
+    def _logits(self, level: DraftLevel) -> Tensor:
+        states = level.states
+        hidden = self._write(states, self._unwritten(states)) if level.is_first else self._grow(level)
         with LM_HEAD:
-            scores = self._scores(hidden)
-        return best_children(grown, scores, frontier, width, self._noise, pool)
+            return self._scores(hidden)
+
+    def _pool_of(self, level: DraftLevel) -> Pool | None:
+        return pool_of(self._head, len(level.tokens))
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:
@@ -100,18 +95,17 @@ class EagleSource(PairSource[EagleState]):
         return hidden[last]
 
     @torch.inference_mode()
-    def _grow(self, members: Sequence[tuple[EagleState, range]], frontier: Frontier) -> Tensor:
+    def _grow(self, level: DraftLevel) -> Tensor:
         """Write a level as scratch; outputs [F, H] for the LM head."""
         parts, features = [], []
-        for state, nodes in members:
-            above = frontier.parents[nodes.start : nodes.stop]
-            features.append(state.outputs[state.scratch.rows_above(above)])
+        for state, above, tokens in zip(level.states, level.above, level.tokens.split(level.sizes), strict=True):
+            features.append(state.outputs[above])
             before = len(state.scratch)
-            visible = state.scratch.extend(frontier.tokens[nodes.start : nodes.stop], above, nodes.start)
+            visible = state.scratch.extend(tokens, above)
             offsets = torch.tensor(state.scratch.depths) - 1
-            parts.append(Rows(state.slot, len(nodes), offsets, visible, before))
-        outputs, hidden = self._run(frontier.tokens, torch.cat(features), parts)
-        for (state, _), rows in zip(members, outputs.split([part.count for part in parts]), strict=True):
+            parts.append(Rows(state.slot, len(above), offsets, visible, before))
+        outputs, hidden = self._run(level.tokens, torch.cat(features), parts)
+        for state, rows in zip(level.states, outputs.split(level.sizes), strict=True):
             state.outputs = rows
         return hidden
 

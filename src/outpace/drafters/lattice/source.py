@@ -10,9 +10,10 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.timing import HEAD
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.best import counts_scores_alone
-from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
+from outpace.drafters.dflash.source import BlockSource, BlockState
 from outpace.drafters.lattice import reference
 from outpace.drafters.lattice.net import LatticeNet
+from outpace.drafters.levels import DraftLevel
 from outpace.kernels import lattice as kernel
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.exact import path_taken
@@ -30,6 +31,7 @@ class LatticeSource(BlockSource):
     again.
     """
 
+    shares = False
     net: LatticeNet
 
     def __init__(self, net: LatticeNet, *arguments: Any, **options: Any) -> None:
@@ -63,7 +65,7 @@ class LatticeSource(BlockSource):
         return trees
 
     @torch.inference_mode()
-    def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
+    def _start(self, states: Sequence[BlockState], pending: Tensor) -> None:
         self._weave(states, pending, [0] * len(states))
 
     @HEAD
@@ -142,14 +144,14 @@ class LatticeSource(BlockSource):
         a, b = (torch.cat([layer(piece).float() for piece in pieces]).contiguous() for layer in (head.a, head.b))
         return a, b
 
-    def _logits(self, level: BlockLevel) -> Tensor:
+    def _logits(self, level: DraftLevel) -> Tensor:
         return torch.cat([woven.scores[level.depth, rows] for woven, rows in _woven(level)])
 
-    def _log_mass(self, level: BlockLevel) -> Tensor:
+    def _log_mass(self, level: DraftLevel) -> Tensor:
         return torch.cat([woven.log_mass[level.depth, rows] for woven, rows in _woven(level)])
 
 
-def _woven(level: BlockLevel) -> Iterator[tuple[Woven, Tensor]]:
+def _woven(level: DraftLevel) -> Iterator[tuple[Woven, Tensor]]:
     """Each request's scores, and [N] the places of its nodes among the candidates of their depth."""
     for state, tokens in zip(level.states, level.tokens.split(level.sizes), strict=True):
         assert state.woven is not None, "a block comes before its levels"

@@ -9,9 +9,9 @@ from torch import Tensor
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD
 from outpace.drafters.depthwise import DepthwiseSource
+from outpace.drafters.levels import SlotState
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
-from outpace.drafters.scratch import SlotState
 from outpace.models.head import LmHead
 
 
@@ -73,15 +73,17 @@ class MedusaSource(DepthwiseSource):
     def begin(self, states: Sequence[MedusaState], requests: Sequence[DraftRequest]) -> list[int]:
         limits = []
         for state, request in zip(states, requests, strict=True):
-            state.request, state.draft = request, None
+            state.request = request
             limits.append(0 if state.hidden is None else min(request.max_depth, self.net.config.heads))
         return limits
 
     @LM_HEAD
     @torch.inference_mode()
-    def _guess(self, states: Sequence[MedusaState]) -> Tensor:
+    def _start(self, states: Sequence[MedusaState], pending: Tensor) -> None:
         """One pass of all heads over the last rows of all requests."""
-        return self.scores(torch.cat([state.hidden for state in states if state.hidden is not None]))
+        rows = torch.cat([state.hidden for state in states if state.hidden is not None])
+        for state, logits in zip(states, self.scores(rows), strict=True):
+            state.base = logits
 
     def scores(self, states: Tensor) -> Tensor:
         """[R, D, V] float32 logits of all heads, in the target's ids, from the target's hidden states [R, H]."""

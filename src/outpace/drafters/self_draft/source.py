@@ -9,7 +9,8 @@ from torch import Tensor
 
 from outpace.core.protocols import DraftRequest
 from outpace.drafters.draft_lm.source import LanguageModelSource
-from outpace.drafters.scratch import Scratch, SlotState
+from outpace.drafters.levels import SlotState
+from outpace.drafters.scratch import Scratch
 from outpace.drafters.self_draft.selectors import RowSelector
 from outpace.models.draft import DraftRows, level_scores
 from outpace.models.packed import PackedModel
@@ -76,9 +77,9 @@ class SelfDraft(LanguageModelSource):
         tokens = torch.tensor([state.asked.ids[-1]])
         return DraftRows(state.slot, tokens, torch.zeros(1, dtype=torch.int64), view=state.view, wanted=1)
 
-    def _level(self, state: SelfState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
+    def _level(self, state: SelfState, tokens: Tensor, above: Sequence[int]) -> DraftRows:
         before, count = 1 + len(state.scratch), len(tokens)  # the pending token is scratch, too
-        visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above, start)], dim=1)
+        visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above)], dim=1)
         offsets = torch.tensor([0, *state.scratch.depths])
         return DraftRows(state.slot, tokens, offsets, visible, before, state.view, wanted=count)
 

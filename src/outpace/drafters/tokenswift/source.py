@@ -48,10 +48,12 @@ class TokenSwift(DepthwiseSource, SelfDraft):
         return [min(limit, 1 + self._heads.net.config.heads) for limit in limits]
 
     @torch.inference_mode()
-    def _guess(self, states: Sequence[SelfState]) -> Tensor:
-        """The guesses of all requests, from one pass."""
+    def _start(self, states: Sequence[SelfState], pending: Tensor) -> None:
+        """One pass over the pending tokens of all requests."""
         here = torch.zeros(1, dtype=torch.int64)
         parts = [PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, view=state.view) for state in states]
         hidden, tapped = self.model.run_tapped(parts, (self._tap,))  # [R, H]
         first = self._head.scores(hidden)  # [R, V]
-        return torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)
+        guesses = torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)  # [R, D, V]
+        for state, logits in zip(states, guesses, strict=True):
+            state.base = logits

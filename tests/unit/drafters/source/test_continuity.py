@@ -1,21 +1,19 @@
 """DART's search with and without an n-gram table, against the formula in plain Python."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseSource, Candidates, Frontier
+from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs
 from outpace.core.tree import DraftTree
 from outpace.drafters.dart.net import DartConfig, DartNet
-from outpace.drafters.dart.ngrams import CANDIDATES, Continuity, ContinuousDraft, NGrams, count_ngrams
-from outpace.drafters.dart.source import DartSource
-from outpace.drafters.depthwise import Depthwise, expand_depthwise
+from outpace.drafters.dart.ngrams import CANDIDATES, Continuity, NGrams, count_ngrams
+from outpace.drafters.dart.source import DartSource, DartState
 from outpace.engine.engine import Engine
 from outpace.sampling.scores import keyed_scores
 from outpace.testing import assert_lossless
@@ -117,11 +115,13 @@ def test_company_changes_nothing(heat: float, options: dict[str, Any]) -> None:
 def test_scores_are_a_laws_under_the_requests_noise(params: dict[str, Any], decay: float | None) -> None:
     """Guards against an n-gram term added behind the noise, penalties that miss its candidates, ids beyond them."""
     logits, request = guesses(1), draft_request([4, 9], 60, 9, 5, **params)
-    draft = ContinuousDraft(request, logits, Continuity(NGRAMS, search_decay=decay))
+    source, state = begun(logits, request, Continuity(NGRAMS, search_decay=decay))
     paths: list[list[int]] = [[]]
     frontier = Frontier(torch.tensor([9]), [0], [-1])
     for depth in range(3):
-        tokens, log_probs, *_ = expand_depthwise([draft], frontier, VOCAB)
+        found = source.expand([state], frontier, VOCAB)
+        tokens, log_probs = found.tokens, found.log_probs
+        assert log_probs is not None
         assert tokens.shape[1] == CANDIDATES
         contexts = torch.tensor([[4, 9, *path][-2:] for path in paths])
         every = torch.arange(VOCAB).expand(len(paths), -1)
@@ -142,11 +142,9 @@ def test_guesses_never_add_up_to_more_than_one() -> None:
     """Guards against mass above 1 by rounding: a child could outscore its parent, and the best nodes be no tree."""
     for seed in range(150):
         logits = (guesses(seed) + seed % 30).index_fill(1, torch.arange(CANDIDATES, VOCAB), -200.0)
-        draft = ContinuousDraft(draft_request([3, 3], 60, 9), logits, Continuity(NGRAMS, 0.0, DECAY))
-        draft.advance(torch.tensor([3]), [-1], 0)
-        log_mass = draft.guesses(1).log_mass
-        assert log_mass is not None
-        assert -1e-5 < float(log_mass) <= 0
+        source, state = begun(logits, draft_request([3, 3], 60, 9), Continuity(NGRAMS, 0.0, DECAY))
+        source.expand([state], Frontier(torch.tensor([3]), [0], [-1]), 1)
+        assert -1e-5 < float(state.mass) <= 0
 
 
 class Unread(Tensor):
@@ -164,15 +162,15 @@ class Unread(Tensor):
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}], ids=str)
 def test_drafted_tokens_are_not_read_back(params: dict[str, Any]) -> None:
     """Guards against a wait for the device in every level; options that look back need one."""
-    draft = ContinuousDraft(draft_request([4, 9], 60, 9, **params), guesses(0), CONTINUITY)
+    source, state = begun(guesses(0), draft_request([4, 9], 60, 9, **params), CONTINUITY)
     pending = torch.tensor([9]).as_subclass(Unread)
-    tokens, *_ = expand_depthwise([draft], Frontier(pending, [0], [-1]), 3)
+    tokens = source.expand([state], Frontier(pending, [0], [-1]), 3).tokens
     below = Frontier(tokens[0].as_subclass(Unread), [0] * 3, [0] * 3)
     if "repetition_penalty" in params:
         with pytest.raises(AssertionError, match="waits for the device"):
-            expand_depthwise([draft], below, 3)
+            source.expand([state], below, 3)
     else:
-        _, log_probs, *_ = expand_depthwise([draft], below, 3)
+        log_probs = source.expand([state], below, 3).log_probs
         assert isinstance(log_probs, Unread), "the scores depend on the tokens"
 
 
@@ -224,32 +222,28 @@ def test_a_table_of_the_same_law_finds_longer_paths() -> None:
     assert as_search > 1.1 * as_distribution
 
 
-@dataclass(eq=False)
-class GuessState:
-    """One request's logits [D, V], and its draft of this round."""
-
-    logits: Tensor
-    draft: Depthwise | None = None
-
-
-class GuessSource(BaseSource):
-    """Guesses every depth from logits that its states are given, with or without an n-gram table."""
+class GuessSource(DartSource):
+    """DART's guesses from logits of each slot, with or without an n-gram table."""
 
     def __init__(self, logits: Sequence[Tensor], continuity: Continuity | None = None) -> None:
-        self.needs = Needs()
-        self._waiting, self._continuity = list(logits), continuity
+        self.needs, self._noise, self._of_slots = Needs(), True, logits
+        self._continuity, self.shares = continuity, continuity is None
 
-    def open(self, slot: int, alone: bool = False) -> GuessState:
-        return GuessState(self._waiting.pop(0))
+    def open(self, slot: int, alone: bool = False) -> DartState:
+        return DartState(slot)
 
-    def begin(self, states: Sequence[GuessState], requests: Sequence[DraftRequest]) -> list[int]:
+    def begin(self, states: Sequence[DartState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
-            state.draft = Depthwise(request, state.logits)
-            if self._continuity is not None:
-                state.draft = ContinuousDraft(request, state.logits, self._continuity)
-        return [min(request.max_depth, len(state.logits)) for state, request in zip(states, requests, strict=True)]
+            state.request = request
+        return [min(request.max_depth, DEPTH) for request in requests]
 
-    def expand(self, states: Sequence[GuessState], frontier: Frontier, width: int) -> Candidates:
-        drafts = [states[owner].draft for owner in frontier.groups()]
-        best = expand_depthwise([draft for draft in drafts if draft is not None], frontier, width)
-        return Candidates(best.tokens, best.log_probs, entropy=best.entropy)
+    def _guess(self, states: Sequence[DartState]) -> Tensor:
+        return torch.stack([self._of_slots[state.slot] for state in states])
+
+
+def begun(logits: Tensor, request: DraftRequest, continuity: Continuity) -> tuple[GuessSource, DartState]:
+    """A source of these guesses, and the state of a request whose round has begun."""
+    source = GuessSource([logits], continuity)
+    state = source.open(0)
+    source.begin([state], [request])
+    return source, state
