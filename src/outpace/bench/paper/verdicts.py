@@ -18,7 +18,10 @@ USUAL: Mapping[Verdict, str] = {
 }
 """Reasons of verdicts, for claims without one."""
 MOST = 10_000  # prompts; a claim that would need more is as good as level
-TOO_FEW = f"An interval takes at least {FEWEST} prompts, or batches of prompts, and 2 of each set."
+TOO_FEW = (
+    f"An interval takes at least {FEWEST} different prompts, or groups of them, and 2 of each set in each run; prompts "
+    "that several sets or runs share count once."
+)
 Cell = tuple[str, str, str]
 """A run's label, a row's name and a set."""
 Cells = Mapping[Cell, Measured]
