@@ -17,6 +17,7 @@ from outpace.bench.paper.metrics import OF_RECORDS, Measured, measured
 from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import DRAFT_MS, PHASES, RECORDS, SETTINGS, object_of, text_of
 from outpace.bench.runner import PLAIN
+from outpace.data.workload import BUILT_IN, read_workload
 from outpace.lib.errors import InvalidRequest
 
 Record = dict[str, Any]
@@ -85,7 +86,12 @@ class RecordFolder:
         """How an exhibit's runs were measured, in words."""
         text = "; ".join(run.described() for run in runs if run.training is None)
         if text and self.manifest["data"] == "builtin":
-            text += "; but for each of these sets, and for warm-ups, the same few prompts of this package were taken"
+            lengths = [len(item.turns[0]) for item in read_workload(BUILT_IN)]
+            text += (
+                "; but for each of these sets, and for warm-ups, the same few prompts of this package were taken: "
+                f"{len(lengths)} of {min(lengths)} to {max(lengths)} characters, also where more prompts, more at a "
+                "time, or longer ones are named"
+            )
         return text
 
     def method(self, run: ExhibitRun, row: Row) -> str:

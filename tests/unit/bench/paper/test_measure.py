@@ -87,9 +87,11 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
 
 @pytest.mark.parametrize(("data", "is_said"), [("builtin", True), ("prompts", False)])
 def test_prompts_that_stand_for_every_set_are_named(data: str, is_said: bool, tmp_path: Path) -> None:
-    """Guards against a report of GSM8K, HumanEval and others that are all the package's own prompts."""
+    """Guards against a report of GSM8K, HumanEval and others that are all the package's own prompts, and of contexts
+    and batches for which these are too short or too few."""
     text = RecordFolder(tmp_path, {"data": data}).described(exhibit().runs)
     assert ("same few prompts of this package" in text) == is_said
+    assert ("7 of 70 to 540 characters" in text) == is_said
 
 
 def test_a_run_that_ended_at_once_has_a_report(suite: Callable[[], Suite]) -> None:
