@@ -119,11 +119,12 @@ def write_report(
 
 
 VERDICTS = f"""Each claim compares rows prompt by prompt; n counts prompts, or groups of them that are decoded
-together, once for each run that is compared; a set is a file of prompts. It <b>holds</b> if its direction is right
-on every set and the 95 % bootstrap interval of the mean over sets excludes equality; <b>on average</b>, if only the
-interval does, and the sets that differ are named. It <b>does not hold</b> if the interval excludes equality the
-other way, and is <b>undecided</b> if it includes it, or where there are fewer than {FEWEST} different prompts. A
-claim about averages also holds where single sets differ. Rows, runs and sets of a full run that were not measured are
+together, once for each run that is compared; a set is a file of prompts. It <b>holds</b> if it is
+right on every set and in the whole 95 % bootstrap interval of the mean over sets; <b>on average</b>, if only in the
+interval, and the sets that differ are named. It <b>does not hold</b> if it is wrong in the whole interval, and is
+<b>undecided</b> if it is wrong in a part of it, or where there are fewer than {FEWEST} different prompts. What counts
+as right stands behind "claimed": a direction, such as above 1.00, or a bound, such as at most 0.50. A claim
+about averages also holds where single sets differ. Rows, runs and sets of a full run that were not measured are
 named; where they belong to this run, the claim is undecided unless the rest contradicts it. A claim of several
 comparisons has the verdict of the worst of them, by intervals that are not widened for their number, so that one of
 many may fail by chance. <b>The paper contradicts itself</b> where its own numbers differ from the claim. What is
