@@ -64,7 +64,7 @@ class PromptSets:
         else:
             own = [item for item in read_workload(str(training)) if item.dataset == WARM_SET]
             file.write_text("".join(f"{json.dumps(asdict(item))}\n" for item in own[:rounds]), encoding="utf-8")
-            spec, found = str(file), len(own)
+            spec, found = f"{file}:{rounds}", len(own)  # without a limit the warm-up would take five
         if found < rounds:
             raise InvalidRequest(
                 f"a warm-up of {rounds} rounds takes as many prompts, and there are {found}: give --data a folder with "

@@ -19,6 +19,7 @@ from outpace.bench.paper.measure import MANIFEST, SetRun, Suite, jobs_of
 from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
 from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.sources import RecordFolder
+from outpace.cli.warmup import ROUNDS
 from outpace.data.workload import read_workload
 from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
@@ -419,16 +420,18 @@ def test_a_damaged_folder_is_one_line(suite: Callable[[], Suite], text: str) -> 
 
 
 def test_a_warm_up_has_as_many_prompts_as_rounds(tmp_path: Path) -> None:
-    """Guards against 10, 25 and 50 rounds that are the same 7 prompts, and a traceback for a prompt without a set or a
-    line that is none."""
+    """Guards against 10, 25 and 50 rounds that are the same prompts, the package's 7 or the first 5 of a file, and a
+    traceback for a prompt without a set or a line that is none."""
     (tmp_path / "train_prompts.jsonl").write_text('{"turns": ["Hi."]}\n')
     for data in (None, tmp_path):
         with pytest.raises(InvalidRequest, match="50 rounds"):
             PromptSets(data).to_warm(50, tmp_path / "warm.jsonl")
     lines = ('{"dataset": "sharegpt", "turns": ["Hi.", "And?"]}', '{"dataset": "other", "turns": ["No."]}')
     (tmp_path / "train_prompts.jsonl").write_text("\n".join(lines))
-    (item,) = read_workload(PromptSets(tmp_path).to_warm(1, tmp_path / "warm.jsonl"))
+    (item,) = read_workload(PromptSets(tmp_path).to_warm(1, tmp_path / "warm.jsonl"), limit=ROUNDS)
     assert (item.dataset, item.turns) == ("sharegpt", ("Hi.", "And?"))
+    (tmp_path / "train_prompts.jsonl").write_text("\n".join([lines[0]] * 10))
+    assert len(read_workload(PromptSets(tmp_path).to_warm(10, tmp_path / "warm.jsonl"), limit=ROUNDS)) == 10
     (tmp_path / "train_prompts.jsonl").write_text("\n".join([*lines, "not JSON"]))
     with pytest.raises(InvalidRequest, match="line 3: not JSON"):
         PromptSets(tmp_path).to_warm(1, tmp_path / "warm.jsonl")
