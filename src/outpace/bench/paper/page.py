@@ -252,12 +252,14 @@ class _ExhibitTables:
         return "".join([*cells, count, f"<td>{equal}</td><td>{escape(line['starts_with'] or '')}</td>"])
 
     def _here(self, line: dict[str, Any], metric: str) -> str:
-        """A value measured here; where the paper prints only some of the sets, also theirs."""
+        """A value measured here; where the paper prints only some of the sets, also theirs, or those of all sets where
+        one stands in for the paper's."""
         own, printed = line["values"][metric], {of for value in line["paper"][metric] for of in value["sets"]}
         alone = [of for of in (own or {"sets": {}})["sets"] if of in printed] if "mean" not in printed else []
         if own is None or not alone or len(own["sets"]) == len(alone):
             return _estimate(metric, own)
-        each = (f"{escape(of)} {METRICS[metric].printed(own['sets'][of])}" for of in alone)
+        shown = alone if printed <= own["sets"].keys() else [*own["sets"]]
+        each = (f"{escape(of)} {METRICS[metric].printed(own['sets'][of])}" for of in shown)
         return f"{_estimate(metric, own)}<br>{', '.join(each)}"
 
     def _of_paper(self, metric: str, value: dict[str, Any], instead: str = "") -> str:
