@@ -272,6 +272,7 @@ class Panel(_Strict):
             each row, along `x`.
         parts: titles by metric.
         sets, runs: those that are drawn; empty for all.
+        average: whether bars of each run end with those of the mean over all its sets.
         rows: prefixes of the names of the rows that are drawn.
     """
 
@@ -283,6 +284,7 @@ class Panel(_Strict):
     y: str = ""
     sets: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    average: bool = False
     rows: str | tuple[str, ...] = ""
 
     @model_validator(mode="after")

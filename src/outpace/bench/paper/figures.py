@@ -99,12 +99,18 @@ class _Drawing:
         return own.get(metric, METRICS[metric].title)
 
     def _bars(self, axes: Any) -> None:
-        """A group for each set, of each run where these differ in sets, and a bar for each row."""
-        wanted = self.panel.sets
-        places = [(run.label, of) for run in self.runs for of in run.sets if not wanted or of in wanted]
+        """A group for each set, of each run where these differ in sets, or for the mean, and a bar for each row."""
+        wanted, mean = self.panel.sets, ["mean"] * self.panel.average
+        places = [
+            (run.label, of)
+            for run in self.runs
+            for of in [*(one for one in run.sets if not wanted or one in wanted), *mean]
+        ]
         width = 0.8 / len(self.rows)
         for place, row in enumerate(self.rows):
-            heights = [self._value(self.panel.metric, run, row.name, (of,)) for run, of in places]
+            heights = [
+                self._value(self.panel.metric, run, row.name, () if of == "mean" else (of,)) for run, of in places
+            ]
             axes.bar(np.arange(len(places)) + (place + 0.5) * width - 0.4, heights, width, label=row.name)
         names = [of if len(self.runs) == 1 else f"{of}\n{run}" for run, of in places]
         axes.set_xticks(range(len(places)), [name.replace("/", "/\n") for name in names])  # else neighbours overlap
