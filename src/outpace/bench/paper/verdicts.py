@@ -233,6 +233,8 @@ def judge(
     if claim.of_average:
         verdicts = [("holds" if one[0] == "holds on average" else one[0], *one[1:]) for one in verdicts]
     numbers, prompts = "; ".join(one[1] for one in verdicts), max((one.prompts for one in sides), default=0)
+    if sides and (lacking := _lacking(claim, planned, comparison.cells)):
+        numbers += f"; without {', '.join(lacking)}"
     if claim.contradiction is not None:
         return found("the paper contradicts itself", numbers, prompts, why=claim.contradiction)
     for row in claim.named_rows:
@@ -240,8 +242,6 @@ def judge(
             return found("not testable here", why=f"{row}: {absent[row]}")
     if not sides:
         return found("not testable here", why=_unmeasured(claim, labels, comparison))
-    if lacking := _lacking(claim, planned, comparison.cells):
-        numbers += f"; without {', '.join(lacking)}"
     verdict = min((one[0] for one in verdicts), key=_WORST.index)
     if verdict in ("holds", "holds on average") and _lacking(claim, due, comparison.cells):
         return found("undecided", numbers, prompts, why="Not all of it is measured yet.")

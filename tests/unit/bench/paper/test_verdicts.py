@@ -206,6 +206,9 @@ def test_what_is_due_and_not_measured_leaves_a_claim_open() -> None:
 
     assert found(list(cells)).verdict == "holds"
     assert found(list(cells)).numbers.endswith("; without slow on b (cold), other, warm")
+    marked = claim.model_copy(update={"contradiction": "its table differs"})
+    contradicted = judge(marked, RUNS, CellComparison(cells), {}, {}, planned, list(cells))
+    assert contradicted.numbers == found(list(cells)).numbers
     lacking = verdicts._lacking(claim, [("", "fast", "a"), ("", "fast", "b")], {("", "fast", "a"): cell(FAST)})
     assert lacking == ["fast on b"], "the only run needs no label"
     assert (found(planned).verdict, found(planned).why) == ("undecided", "Not all of it is measured yet.")
