@@ -177,9 +177,10 @@ class _Side:
         interval is positive and so is every set; on average if some set is not; and not if the interval is negative."""
         least = 0.0 if self.is_bound else np.nextafter(0.0, 1.0)
         against = [place for place, gap in zip(self.places, self.gaps, strict=True) if not gap[0] >= least]
-        text, claimed = f"{self.name} {self.form(self.shown[0], 0)}", f", claimed {self.claimed}"
+        claimed = f", claimed {self.claimed}"
         if self.is_exact:
-            return ("does not hold" if against else "holds"), text + claimed, None
+            return ("does not hold" if against else "holds"), f"{self.name} {self._apart(self.shown[0])}{claimed}", None
+        text = f"{self.name} {self.form(self.shown[0], 0)}"
         if not decides(self.units):
             return "undecided", text + claimed, None
         value, (low, high) = self.pooled[0], interval(self.pooled, self.units, not self.is_trend)

@@ -99,6 +99,12 @@ def test_a_comparison_in_several_runs_prints_each(claim: dict[str, Any], runs: s
     assert verdict(claim, **rows).numbers.partition("claimed ")[2].partition(", not on")[0].endswith(runs)
 
 
+def test_a_count_is_told_from_its_bound() -> None:
+    """Guards against 99.6 % of equal outputs that are printed as 100 %, and do not hold."""
+    assert verdict({"metric": "equal", "rows": ("fast",), "at_least": 99.6}, **ROWS).numbers.startswith("fast: 100.0%")
+    assert verdict({"metric": "equal", "rows": ("fast",), "at_least": 100.0}, **ROWS).numbers.startswith("fast: 100%,")
+
+
 def test_one_set_against_the_claim_is_an_average() -> None:
     """Guards against a claim about every set that its mean decides."""
     found = verdict({"order": ("fast", "slow")}, fast=[[10.0] * 5, [31.0] * 5], slow=[SLOW, [30.0] * 5])
