@@ -127,7 +127,8 @@ as right stands behind "claimed": a direction, such as above 1.00, or a bound, s
 about averages also holds where single sets differ. Rows, runs and sets of a full run that were not measured are
 named; where they belong to this run, the claim is undecided unless the rest contradicts it. A claim of several
 comparisons has the verdict of the worst of them, by intervals that are not widened for their number, so that one of
-many may fail by chance. <b>The paper contradicts itself</b> where its own numbers differ from the claim. What is
+many may fail by chance. <b>The paper contradicts itself</b> where its own numbers, or its
+authors' result files, differ from the claim. What is
 counted, such as equal outputs and memory, needs no interval. Ratios are of means over sets; in
 tables, sd is the standard deviation over prompts, the mean of the sets'. Intervals are wider where prompts, or groups,
 are few (Student's t), and where a claim is about the mean of runs that put the same prompts into groups of other sizes.
