@@ -13,7 +13,7 @@ from outpace.drafters.build_context import BuildContext
 from outpace.kernels.build import Build
 from outpace.lib.errors import InvalidRequest
 from outpace.methods import profile, stores
-from outpace.methods.catalog import MethodSpec
+from outpace.methods.catalog import MethodSpec, build_proposer
 from outpace.methods.profile import Figures, Profile, profile_file, read_profile, write_profile
 from outpace.models import costs_file
 from tests.unit.methods.test_speculative_config import NGRAM
@@ -74,7 +74,7 @@ def test_the_method_of_a_profile_is_built_once(folder: str, monkeypatch: pytest.
     """Guards against a load that builds the method of a profile, drops it and builds it again: `self` copied all
     weights twice."""
     keep(folder, made())
-    built, build = list[str](), stores.build_proposer
+    built, build = list[str](), build_proposer
 
     def counted(spec: MethodSpec, context: BuildContext) -> Any:
         built.append(str(spec))

@@ -514,11 +514,11 @@ def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch
     monkeypatch.setattr(model.codec, "encode_rendered", slow)
     with serving(model, max_queue=1) as one, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(one.post, CHAT) for _ in range(3)]
-        wait_until(lambda: one.service._read == 3)
+        wait_until(lambda: one.service._bodies == 3)
         assert error_of(one.post(CHAT), 429)["code"] == "queue_full"
         may_go_on.set()
         assert [answer.result().status_code for answer in waiting] == [200] * 3
-        assert one.service._read == 0
+        assert one.service._bodies == 0
 
 
 PROMPT = b'{"model": "tiny", "prompt": '
