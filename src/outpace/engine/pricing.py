@@ -194,7 +194,7 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     if getattr(target, "captures", False):
         for tree in trees:  # each size is captured first
             _seconds(target, slot, tree)
-    elif _seconds(target, slot, trees[few - 1]) > _LONG:
+    elif all(_seconds(target, slot, trees[few - 1]) > _LONG for _ in range(2)):  # the first may compile kernels
         trees = trees[:few]
     else:
         _seconds(target, slot, trees[-1])  # the largest pass allocates memory

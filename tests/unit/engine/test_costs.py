@@ -107,6 +107,16 @@ def test_a_large_model_s_passes_of_few_rows_are_timed_themselves(monkeypatch: py
     assert costs.times(1, 10, 63).ms == pytest.approx([3.0 * max(rows, 6) for rows in range(1, 65)])
 
 
+def test_one_slow_pass_makes_no_model_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a fast model whose first pass takes seconds, as on a GPU without graphs, where it compiles
+    kernels: passes of more than 16 rows were never timed, and seemed to take no longer for good."""
+    passes: list[int] = timed(monkeypatch, lambda rows, count: 9.0 if len(passes) == 1 else 0.001 * max(rows, 16))
+    costs = PassCosts()
+    measure(costs, ToyTarget(12), 0, 3)
+    assert set(passes) == set(ROWS)
+    assert costs.times(1, 10, 63).ms == pytest.approx([1.0 * max(rows, 16) for rows in range(1, 65)])
+
+
 @pytest.mark.parametrize(("pass_seconds", "sweeps"), [(0.001, 5), (0.1, 3), (1.0, 1)])
 def test_sizes_that_never_agree_are_not_timed_for_long(
     pass_seconds: float, sweeps: int, monkeypatch: pytest.MonkeyPatch
