@@ -104,7 +104,7 @@ class Target(Protocol):
 
     Slots are numbered from 0. A request begins in a slot that was rewound to 0 or filled by `copy_slot`, and a step
     that an exception cut short is rolled back by rewinding its slots. `engine.pricing.measure` also uses
-    `context_times`, `estimated_times` and `captures` of targets that have them, such as `models.target.PackedTarget`.
+    `context_times` and `captures` of targets that have them, such as `models.target.PackedTarget`.
 
     Attributes:
         vocab_size: V.

@@ -124,7 +124,7 @@ class Rounds:
             other, shared = self.roster.nearest(row.ids[: row.known])
             if gone is not None and (own := gone.shared(row.ids[: row.known])) > shared:
                 other, shared = gone, own
-        # Drafters of pairs keep, with the features of an id, the token after it (`engine.session.shared`). So the last
+        # Drafters of pairs keep, with the features of an id, the token after it (`engine.admission`). So the last
         # common id is left out, unless vLLM had it in its cache: then its features are not in this pass.
         shared = min(max(shared - 1, row.position), shared)
         length = 0 if other is None else min(shared, other.written, row.known - 1)
