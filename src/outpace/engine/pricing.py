@@ -116,7 +116,7 @@ class Pricing:
         times = self._times(target, sessions, prompt_rows)
         paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
         # A token's cost excludes rows of prompts: a node must gain as much in rounds with them as in others.
-        plain_ms = self._costs.times(count, _context(sessions), 0).ms[0]
+        plain_ms = (self._costs.times(count, _context(sessions), 0) if prompt_rows else times).ms[0]
         # Paces may come from rounds with another number of requests, or from another text. Time is priced at least at
         # what plain decoding would gain in it.
         round_ms = min(self._ms.known.get(count, math.inf), plain_ms * geometric_mean(paces))
