@@ -21,7 +21,6 @@ _PACE_KEPT = 0.95  # the same for the tokens that a request gains
 _REPEATS = 5  # measurements of each size at most
 _WITHIN = 3.0  # seconds after which measuring ends; the times are stored, and wrong ones would cost speed for good
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
-_TIMED, _LONG = 16, 0.04  # rows up to which passes are timed where one of so many takes more than so many seconds
 _PROMPT_MS = 100.0  # about the time of a pass with prompts only, for which a new request must wait
 _MOST_WAIT = 2  # requests that wait for their prompts per decoding one, above which most requests wait
 _LEAST_ROWS = 32  # fewest prompt rows of a pass without decoding, or of one whose time is not known
@@ -181,8 +180,7 @@ class Pricing:
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int, context: int = 0) -> None:
-    """Time passes after the contents of a slot, which do not change. For a large model, times of many rows are
-    extrapolated. Later rounds correct all times.
+    """Time passes after the contents of a slot, which do not change. Later rounds correct all times.
 
     Args:
         token: the id in every row of the passes.
@@ -190,23 +188,15 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     """
     context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
-    few = ROWS.index(_TIMED) + 1
-    if getattr(target, "captures", False):
-        for tree in trees:  # each size is captured first
-            _seconds(target, slot, tree)
-    elif all(_seconds(target, slot, trees[few - 1]) > _LONG for _ in range(2)):  # the first may compile kernels
-        trees = trees[:few]
-    else:
-        _seconds(target, slot, trees[-1])  # the largest pass allocates memory
+    # The largest pass allocates memory; where passes are captured as graphs, each size is captured first.
+    for tree in trees if getattr(target, "captures", False) else trees[-1:]:
+        _seconds(target, slot, tree)
     seconds: list[list[float]] = []
     while not _suffice(seconds):
         seconds.append([_seconds(target, slot, tree) for tree in trees])
     each, row = context_ms
     measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
-    without = [max(ms - context * (each + row * rows), ms / 10) for rows, ms in zip(ROWS, measured, strict=False)]
-    # Many rows are compute-bound: each takes as long as one of the second half of these.
-    row_ms = max(without[few - 1] - without[ROWS.index(_TIMED // 2)], 0.0) / (_TIMED // 2)
-    without += [without[-1] + row_ms * (rows - _TIMED) for rows in ROWS[len(trees) :]]
+    without = [max(ms - context * (each + row * rows), ms / 10) for rows, ms in zip(ROWS, measured, strict=True)]
     costs.set_measured(without, context_ms)
 
 

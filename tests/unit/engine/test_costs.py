@@ -58,15 +58,13 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], float])
 def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against times that are measured again by every process, a first pass that counts though memory is found
     for it, and one slow pass that makes rows dear for good."""
-    clock = iter(
-        [0.016, 99.0, *(0.001 * rows for rows in ROWS), *(0.5 if rows == 8 else 0.001 * rows for rows in ROWS)]
-    )
+    clock = iter([99.0, *(0.001 * rows for rows in ROWS), *(0.5 if rows == 8 else 0.001 * rows for rows in ROWS)])
     monkeypatch.setattr(module, "_REPEATS", 2)
     measured = timed(monkeypatch, lambda rows, count: next(clock))
     costs = PassCosts(tmp_path / "folder" / "costs.json")
     assert not costs.is_known
     measure(costs, ToyTarget(12), 0, 3)
-    assert measured == [16, ROWS[-1], *ROWS, *ROWS]
+    assert measured == [ROWS[-1], *ROWS, *ROWS]
     for kept in (costs, PassCosts(tmp_path / "folder" / "costs.json")):
         assert kept.is_known
         assert kept.times(1, 10, 3).ms == pytest.approx((1, 2, 3, 4))
@@ -96,25 +94,6 @@ def test_two_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None
     costs = PassCosts()
     measure(costs, ToyTarget(12), 0, 3)
     assert costs.times(1, 10, 7).ms == pytest.approx([2.0 * rows for rows in range(1, 9)])
-
-
-def test_a_large_model_s_passes_of_few_rows_are_timed_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a first answer that waits for passes of 64 rows, and extrapolated times of many rows that do not
-    continue those of few."""
-    passes, costs = timed(monkeypatch, lambda rows, count: 0.003 * max(rows, 6)), PassCosts()
-    measure(costs, ToyTarget(12), 0, 3)
-    assert set(passes) == {rows for rows in ROWS if rows <= 16}
-    assert costs.times(1, 10, 63).ms == pytest.approx([3.0 * max(rows, 6) for rows in range(1, 65)])
-
-
-def test_one_slow_pass_makes_no_model_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a fast model whose first pass takes seconds, as on a GPU without graphs, where it compiles
-    kernels: passes of more than 16 rows were never timed, and seemed to take no longer for good."""
-    passes: list[int] = timed(monkeypatch, lambda rows, count: 9.0 if len(passes) == 1 else 0.001 * max(rows, 16))
-    costs = PassCosts()
-    measure(costs, ToyTarget(12), 0, 3)
-    assert set(passes) == set(ROWS)
-    assert costs.times(1, 10, 63).ms == pytest.approx([1.0 * max(rows, 16) for rows in range(1, 65)])
 
 
 @pytest.mark.parametrize(("pass_seconds", "sweeps"), [(0.001, 5), (0.1, 3), (1.0, 1)])
