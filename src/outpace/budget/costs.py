@@ -128,7 +128,7 @@ def best_chain(parents: Sequence[int], rates: Sequence[float], least_gain: float
     return chain
 
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 """Rows of the passes that are measured; times between them are interpolated."""
 _REMEMBERED = 31  # rounds of which the median is taken
 _CREDIBLE, _BENT = 1.5, 0.05  # ratio of a round's time to the expected one, and the share of it that is learned
