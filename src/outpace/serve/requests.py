@@ -219,7 +219,7 @@ class AssistantMessage(Named):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[None], Field(fail_fast=True)] | None = None
     parsed: Any = None  # of the openai package's `parse`, which repeats `content`: ignored
 
 
@@ -295,7 +295,7 @@ class ChatRequest(SharedFields):
     metadata: dict[str, str] | None = None
     store: Off | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = None
     verbosity: Literal["medium"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
