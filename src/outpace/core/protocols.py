@@ -89,7 +89,8 @@ class PromptChunk:
 
     Attributes:
         tokens: [C] int64.
-        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; no top ids for requests with prices.
+        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; top ids neither for requests with
+            prices nor in vLLM.
         before: the id before the first of them; NO_TOKEN at the beginning of a prompt.
     """
 
