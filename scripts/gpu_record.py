@@ -32,6 +32,7 @@ def main() -> None:
     import torch
 
     from outpace.bench.environment import environment, versions
+    from outpace.gpu.backend import runs_triton
     from scripts.gpu.clock import Clock
     from scripts.gpu.implied import implied_speedups
     from scripts.gpu.interpreter import mend_interpreter
@@ -40,10 +41,10 @@ def main() -> None:
     from scripts.gpu.lossless import check_lossless
     from scripts.gpu.sizes import QWEN3_8B, SMALL, Sizes
 
-    if asked.cpu:
-        mend_interpreter()
     deadline = time.monotonic() + asked.seconds
     device = torch.device("cpu" if asked.cpu else "cuda")
+    if asked.cpu and runs_triton(device):  # without Triton torch's references run
+        mend_interpreter()
     dtype = torch.float32 if asked.cpu else torch.bfloat16
     sizes: Sizes = SMALL if asked.cpu else QWEN3_8B
     record: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "tests": asked.tests}
