@@ -43,6 +43,29 @@ def test_every_parameter_is_that_of_the_model(family: str, tied: bool, tmp_path:
         np.testing.assert_allclose(found[name].floats(), as_array(parameter), rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "parameter", "wanted"),
+    [
+        ("llama", "model.layers.1.post_attention_layernorm.weight", ["blk.1.ffn_norm.weight"]),
+        ("gemma2", "model.layers.1.post_attention_layernorm.weight", ["blk.1.post_attention_norm.weight"]),
+        ("gemma3", "model.layers.1.pre_feedforward_layernorm.weight", ["blk.1.ffn_norm.weight"]),
+        ("olmo2", "model.layers.1.post_feedforward_layernorm.weight", ["blk.1.post_ffw_norm.weight"]),
+        ("phi3", "model.layers.1.mlp.gate_up_proj.weight", ["blk.1.ffn_up.weight"]),
+        ("gptneox", "gpt_neox.layers.1.attention.dense.bias", ["blk.1.attn_output.bias"]),
+        (
+            "qwen3moe",
+            "model.layers.1.mlp.experts.gate_up_proj",
+            ["blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight"],
+        ),
+    ],
+)
+def test_names_are_those_that_files_have(architecture: str, parameter: str, wanted: list[str]) -> None:
+    """Guards against a gguf package whose table no longer has the names in files: those of these tests are written by
+    the same table."""
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    assert [*gguf_weights._tensor_names(parameter, gguf.get_tensor_name_map(arch, 2))] == wanted
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16", "MXFP4"])
 def test_blocks_stay_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
     """Guards against weights requantised or copied on the way, and experts whose blocks end up in other rows."""
