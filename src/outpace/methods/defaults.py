@@ -20,7 +20,9 @@ def default_method(named: str | None, found: Shipment, has_kernels: bool = False
     if named is not None:
         return kinds()[named].default_method
     if has_kernels and found.default_method is not None:
-        return found.default_method
+        drafter = parse_method(found.default_method).drafter
+        if drafter is None or drafter in found.drafters:  # a wheel leaves large drafters out, until they are pulled
+            return found.default_method
     nets = (kind for kind in kinds().values() if kind.net is not None and kind.name in found.drafters)
     return next((kind.default_method for kind in nets), WITHOUT_DRAFTER)
 

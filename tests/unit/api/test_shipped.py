@@ -224,6 +224,22 @@ def test_kernels_have_a_default_of_their_own(
     assert load("tiny", "outpace").method == "outpace:draft=domino", "with what the default drafts with"
 
 
+@needs_kernels
+def test_a_default_whose_drafter_is_missing_is_left_aside(
+    root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a model that an installed wheel cannot load: its facts are there, and the large drafter that they
+    name as the fastest is not."""
+    few = tmp_path / "drafters" / "tiny"
+    describe(few, root / "home" / "models" / "tiny", default_method="outpace:draft=eagle3")
+    install(monkeypatch, root, few.parent)
+    assert load("tiny").method == load("tiny", "outpace").method == "outpace:draft=none"
+    copytree(drafters / "dflash", few / "dflash")
+    assert load("tiny").method == load("tiny", "outpace").method == "outpace:draft=dflash"
+    copytree(drafters / "eagle3", few / "eagle3")
+    assert load("tiny").method == "outpace:draft=eagle3"
+
+
 @pytest.mark.parametrize("method", ["eagle3", "fr-spec", "linear", "dynatree"])
 @pytest.mark.parametrize("is_named", [False, True], ids=["shipped", "folder"])
 def test_a_drafter_drafts_from_its_vocabulary_unless_told_otherwise(

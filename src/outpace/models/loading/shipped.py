@@ -41,8 +41,8 @@ class TargetFacts(BaseModel):
         tokens: ids from 0 on that have a token of their own; what follows them is padding.
         tokens_sha256: as `vocabulary_hash` makes it of these.
         names: patterns, as of `fnmatch`, of names as `_plain` writes them.
-        default_method: the fastest where the target's passes run in compiled kernels, by measurement; None for the
-            default of the first kind that ships.
+        default_method: the fastest where the target's passes run in compiled kernels, by measurement; None, or where
+            its drafter is missing, for the default of the first kind that ships.
         transitions: the target whose transition counts serve this one too, since they have one vocabulary; None for its
             own.
     """
