@@ -15,7 +15,7 @@ from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.models.loading import registry, shipped
 from outpace.models.loading.config import read_config
-from outpace.models.loading.registry import InWheel, resolve
+from outpace.models.loading.registry import CONVERSION, InWheel, resolve
 from outpace.models.tokenizer import read_tokenizer
 from scripts.ship_drafter import facts_of
 from tests.unit.drafters.source.learned import BLOCK, random_net
@@ -32,7 +32,7 @@ def ship(root: Path) -> Path:
     """Write a pulled target "tiny" below `root`/home and its drafters below `root`/drafters, which is returned."""
     pulled, folder = root / "home" / "models" / "tiny", root / "drafters" / "tiny"
     save_tiny_model(pulled, eos_token_id=None, max_position_embeddings=2048)
-    (pulled / "outpace.json").write_text("{}")
+    (pulled / "outpace.json").write_text(json.dumps({"conversion": CONVERSION}))
     eagle = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=264)))
     write_net(eagle, folder / "eagle3", "midlayer")
     write_net(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash")

