@@ -414,6 +414,18 @@ def test_a_newer_release_replaces_drafters_and_a_damaged_one_does_not(hub: Hub, 
     assert (folder / "domino" / "config.json").read_text() == '{"made": "later"}'
 
 
+def test_facts_that_another_version_fetched_are_not_read(hub: Hub, packed: Path) -> None:
+    """Guards against no model that loads, whatever its name, with "install the package again", once a version with a
+    field more or less in its facts has fetched drafters into the same home."""
+    folder = pull_drafters("tiny")
+    assert folder is not None
+    (folder.parent / "later").mkdir()
+    for name in ("tiny", "later"):
+        (folder.parent / name / TARGET).write_text('{"field": "of another version"}')
+    assert shipped_for("tiny").drafters == {"domino": folder / "domino"}
+    assert not shipped_for("other").drafters
+
+
 def test_drafters_of_the_checkout_are_not_fetched(hub: Hub, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a checkout whose own drafters are hidden by those of a release."""
     assert pull_drafters("tiny") is not None

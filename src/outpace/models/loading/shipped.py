@@ -109,11 +109,9 @@ def fetched_folder() -> Path:
 
 def target_folders() -> dict[str, Path]:
     """The folders of targets that files ship for. Fetched drafters serve where the package has none for a target."""
-    here, fetched = (
-        {file.parent.name: file.parent for file in sorted(root.glob(f"*/{TARGET}"))}
-        for root in (shipped_folder(), fetched_folder())
-    )
-    return here | {name: folder for name, folder in fetched.items() if name not in here or not drafters_in(here[name])}
+    here = {file.parent.name: file.parent for file in sorted(shipped_folder().glob(f"*/{TARGET}"))}
+    fetched = {name: fetched_folder() / name for name, folder in here.items() if not drafters_in(folder)}
+    return here | {name: folder for name, folder in fetched.items() if (folder / TARGET).is_file()}
 
 
 def drafters_in(folder: Path) -> dict[str, Path]:
@@ -141,7 +139,7 @@ def shipped_for(name: str, config: "PretrainedConfig | None" = None, codec: Text
         ModelError: a `target.json` that cannot be read.
     """
     for target, folder in target_folders().items():
-        facts = read_facts(folder / TARGET)
+        facts = read_facts(shipped_folder() / target / TARGET)  # those of fetched drafters may be of another version
         if (config is not None and not facts.fits(config)) or not facts.is_named(name):
             continue
         config = read_config(resolve(name), for_weights=False) if config is None else config
