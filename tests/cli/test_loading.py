@@ -4,14 +4,16 @@ import io
 import json
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from outpace import cli
+from outpace import Model, cli
 from outpace.cli.options import progress_bar
 from outpace.lib.errors import PerformanceWarning
 from tests.cli.runner import assert_loaded_once, run
+from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
 PLAIN_RUNS = {
     "generate": ("generate", "hello", "--max-new-tokens", "4"),
@@ -36,6 +38,38 @@ def test_tuning_and_serving_say_how_long_loading_took(folder: str, monkeypatch: 
     pytest.importorskip("structlog")
     monkeypatch.setattr("outpace.serve.run.serve", lambda load, settings: load())
     assert_loaded_once(run("serve", folder).stderr, folder)
+
+
+@pytest.mark.parametrize("options", [("--method", "recycle"), ("--method", "recycle", "--budget", "4")], ids=str)
+def test_no_request_waits_for_what_a_server_can_do_before(
+    folder: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against streams that stand still: for seconds where the first two requests of a method without prices
+    share a round, and for a second at the first grammar."""
+    pytest.importorskip("structlog")
+    pytest.importorskip("llguidance")
+    models: list[Model] = []
+    monkeypatch.setattr("outpace.serve.run.serve", lambda load, settings: models.append(load()))
+    result = run("serve", folder, *options)
+    assert result.exit_code == 0, result.output
+    engine = models[0].engine
+    assert engine._costs is not None
+    assert engine._costs.is_known
+    assert engine._grammars is not None
+    assert engine._grammars._tokenizer is not None
+    assert engine.is_idle
+    assert engine.free_slots == models[0].target.max_slots
+
+
+def test_a_server_whose_model_has_no_chat_template_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server for completions that ends as it tries what its model cannot do."""
+    pytest.importorskip("structlog")
+    save_tiny_model(tmp_path)
+    byte_tokenizer(None).save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    monkeypatch.setattr("outpace.serve.run.serve", lambda load, settings: load())
+    result = run("serve", str(tmp_path))
+    assert result.exit_code == 0, result.output
 
 
 def test_warnings_of_the_package_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`outpace serve`: an OpenAI-compatible server, ours or vLLM's with our drafters."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -66,9 +67,21 @@ def serve(
         model = load(loading, loading.max_num_seqs)
         if template is not None:
             model.codec.tokenizer.chat_template = template
+        _prepare(model)
         return model
 
     run(loaded, settings)
+
+
+def _prepare(model: "Model") -> None:
+    """Do before the server is ready what first requests would wait for, and with them all that are being answered:
+    requests that share rounds or name another method may follow times of passes, and a large vocabulary takes a grammar
+    a second in which Python runs no other thread."""
+    model.engine.time_passes()
+    with suppress(InvalidRequest):  # requests with grammars are refused, with the reason
+        model.engine.prepare_grammars()
+    with suppress(InvalidRequest):  # a model without a chat template
+        model.encode([{"role": "user", "content": "?"}])
 
 
 def _text_of(template: Path) -> str:

@@ -272,6 +272,11 @@ class Engine:
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         return self._grammars.constraint(params.grammar, eos)
 
+    def prepare_grammars(self) -> None:
+        """Do now what the first request with a grammar would wait for; InvalidRequest where none can be served."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits; in one pass, write the next chunks of new prompts and run a round for the others.
 

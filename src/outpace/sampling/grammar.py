@@ -80,13 +80,10 @@ class Grammars:
                 f"grammar={grammar}: the answer could not end, because the model has no EOS id; give eos_token_ids"
             )
         with self._lock:
-            if self._tokenizer is None:
-                tokenizer = self._new_tokenizer()
-                self._tokens = lru_cache(_CANONICAL)(lambda text: tuple(tokenizer.tokenize_bytes(text)))
-                self._tokenizer = tokenizer
+            tokenizer = self._made_tokenizer()
             matcher = self._compiled.get(grammar)
             if matcher is None:
-                matcher = _in_deep_stack(partial(_compile, grammar, self._tokenizer))
+                matcher = _in_deep_stack(partial(_compile, grammar, tokenizer))
                 self._compiled[grammar] = matcher
                 while (
                     len(self._compiled) > _COMPILED or sum(len(one.text) for one in self._compiled) > _MOST_CHARACTERS
@@ -94,7 +91,23 @@ class Grammars:
                     self._compiled.popitem(last=False)
             else:
                 self._compiled.move_to_end(grammar)
-            return GrammarConstraint(matcher.deep_copy(), self._tokenizer.eos_tokens, eos_token_ids, self._tokens)
+            return GrammarConstraint(matcher.deep_copy(), tokenizer.eos_tokens, eos_token_ids, self._tokens)
+
+    def prepare(self) -> None:
+        """Make the tokenizer now, which takes about a second for a large vocabulary.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        with self._lock:
+            self._made_tokenizer()
+
+    def _made_tokenizer(self) -> "LLTokenizer":
+        if self._tokenizer is None:
+            tokenizer = self._new_tokenizer()
+            self._tokens = lru_cache(_CANONICAL)(lambda text: tuple(tokenizer.tokenize_bytes(text)))
+            self._tokenizer = tokenizer
+        return self._tokenizer
 
 
 class GrammarConstraint:
