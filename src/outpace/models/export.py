@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from outpace import __version__
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from outpace.lib.errors import ModelError
 from outpace.lib.int8 import FIELD as QUANTIZATION
@@ -145,8 +146,9 @@ def _is_ready(folder: Path, identity: dict[str, str]) -> bool:
 
 
 def _identity(location: Location) -> dict[str, str]:
-    """The exported model: a file or folder and its time of change, or a hub id."""
+    """The exported model, a file or folder and its time of change, or a hub id; and the version that reads it, because
+    later ones may read a file's tokenizer, EOS ids or rotations otherwise."""
     path = Path(location.path) if location.gguf is None else location.gguf.path
     files = [path, *path.glob("*")] if path.is_dir() else [path]
     changed = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
-    return {"model": str(path), "changed": str(changed)}
+    return {"model": str(path), "changed": str(changed), "outpace": __version__}

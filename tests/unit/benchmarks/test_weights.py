@@ -65,6 +65,17 @@ def test_the_export_is_rounded_as_ours_and_made_once(tmp_path: Path) -> None:
     assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 280
 
 
+def test_an_export_of_an_older_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against vLLM and peers that keep, in the user's cache, the EOS ids and the tokenizer that an older version
+    read from a GGUF file, after an update has mended them."""
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr("outpace.models.export.__version__", "0.0.1")
+        folder = export(str(path), tmp_path / "made")
+    (folder / "generation_config.json").write_text("{}")
+    assert "eos_token_id" in json.loads((export(str(path), tmp_path / "made") / "generation_config.json").read_text())
+
+
 def test_an_export_that_is_read_already_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against servers that start together and write over the weights that the first one of them reads."""
     model, made, first = str(save_tiny_model(tmp_path / "model", **SIZES)), tmp_path / "made", list[int]()
