@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Any, cast, overload
 
@@ -391,6 +392,9 @@ class Model:
         proposer = self.proposer(wanted)
         if chosen is None and proposer is self._default:  # however it is spelled
             chosen = self._budget
+        if chosen is None and proposer.needs.prices:
+            with suppress(InvalidRequest):  # where all slots are taken, the first round does it
+                self.engine.time_passes()
         is_open = chosen is None and not proposer.needs.prices
         return proposer, own_budget(wanted) if is_open else chosen
 

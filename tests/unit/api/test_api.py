@@ -178,3 +178,26 @@ def test_no_answer_includes_the_timing_of_passes(tmp_path: Path, monkeypatch: py
     for options in ({"method": "plain"}, {"method": "recycle"}, {"budget": 3}):
         outpace.load(folder, dtype="float32", device="cpu", **options)
     assert len(passes) == at_load
+
+
+def test_no_answer_includes_it_where_a_request_names_the_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against the same in the first answer of a method that the model was not loaded with, as where a program
+    compares methods of one model."""
+    were_idle, stock = list[bool](), pricing._seconds
+
+    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
+        were_idle.append(model.engine.is_idle)
+        return stock(target, slot, tree)
+
+    monkeypatch.setattr(pricing, "_seconds", seconds)
+    model = outpace.load(str(save_tiny_model(tmp_path)), "plain", dtype="float32", device="cpu", max_num_seqs=1)
+    options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    with model.stream("Hi", **options) as stream:
+        next(stream)
+        model.drafting("outpace", None)  # with all slots taken
+    assert not were_idle
+    assert model.generate("Hi there", method="outpace", **options).metrics.steps
+    assert were_idle
+    assert all(were_idle)
