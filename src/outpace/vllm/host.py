@@ -1,5 +1,6 @@
 """Checks that our proposers can run in this vLLM with its settings."""
 
+import os
 from copy import copy
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.vllm.cpu_sampling import mend
 from outpace.vllm.versions import installed_version, refusal
+
+BREAKABLE = "VLLM_USE_BREAKABLE_CUDAGRAPH"
 
 
 def check_host() -> None:
@@ -29,12 +32,19 @@ def check_parallel(config: Any) -> None:
 
 def check_graphs(config: Any) -> None:
     """Refuse graphs of whole passes: replaying them does not call the model, and they cannot be recorded while passes
-    are captured."""
+    are captured. Breakable graphs are of whole passes too, in pieces."""
     mode = getattr(config.compilation_config, "cudagraph_mode", None)
-    if mode is not None and torch.cuda.is_available() and mode.has_full_cudagraphs():
+    if mode is None or mode.name == "NONE" or not torch.cuda.is_available():
+        return
+    if mode.has_full_cudagraphs():
         raise InvalidRequest(
             f"cudagraph_mode={mode.name}: our proposers observe passes, which full graphs hide; run with "
             '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
+        )
+    if os.environ.get(BREAKABLE) == "1":  # set by vLLM itself for some models, and for VLLM_BATCH_INVARIANT
+        raise InvalidRequest(
+            f"{BREAKABLE}=1: our proposers observe passes, which these graphs hide; run with {BREAKABLE}=0 in the "
+            "environment, or with --enforce-eager"
         )
 
 

@@ -14,6 +14,7 @@ from outpace.budget.costs import RowPrice
 from outpace.drafters.build_context import BuildContext
 from outpace.lib.errors import InvalidRequest
 from outpace.vllm import proposer
+from outpace.vllm.host import check_graphs
 from outpace.vllm.proposer import Method
 from outpace.vllm.rounds import Rounds
 from tests.unit.vllm.simulated import Witness
@@ -119,6 +120,22 @@ def test_graphs_of_whole_passes_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     asked.compilation_config = SimpleNamespace(cudagraph_mode=mode)
     with pytest.raises(InvalidRequest, match=r"cudagraph_mode=FULL: .*PIECEWISE"):
         Method(asked).load_model(None)
+
+
+def test_graphs_in_pieces_of_whole_passes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server whose passes are never seen, without a word: vLLM chooses breakable graphs for
+    DeepSeek-V3.2, Kimi K3 and others, and for VLLM_BATCH_INVARIANT, and replays them without a call of the model."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    asked, mode = config({"method": "lookup"}), SimpleNamespace(name="PIECEWISE", has_full_cudagraphs=lambda: False)
+    asked.compilation_config = SimpleNamespace(cudagraph_mode=mode)
+    with pytest.raises(InvalidRequest, match="VLLM_USE_BREAKABLE_CUDAGRAPH=1: .*--enforce-eager"):
+        Method(asked).load_model(None)
+    mode.name = "NONE"
+    check_graphs(asked)
+    mode.name = "PIECEWISE"
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "0")
+    check_graphs(asked)
 
 
 @dataclass
