@@ -83,7 +83,7 @@ class Capture:
             is_embedded = not reads_ids and kwargs.get("inputs_embeds") is not None
             output = forward(None if is_embedded else input_ids, positions, *args, **kwargs)
             hidden, aux = output if isinstance(output, tuple) else (output, [])
-            self._note(input_ids, hidden, aux, began)
+            self._note(input_ids, positions, hidden, aux, began)
             return hidden
 
         @wraps(compute)
@@ -99,21 +99,20 @@ class Capture:
         last, self._last = self._last, None
         return None if self.fault is not None else last
 
-    def _note(self, input_ids: Any, hidden: Any, aux: Sequence[Tensor], began: float) -> None:
+    def _note(self, input_ids: Any, positions: Any, hidden: Any, aux: Sequence[Tensor], began: float) -> None:
         """Keep a pass, unless it is one of vLLM's dummy runs, which have no requests."""
         self._last = None
         if self.fault is not None:
             return
         try:
-            rows = _rows_of_pass()
+            rows = _rows_of_pass(positions)
             if rows is None or input_ids is None:
                 return
-            starts, lengths = rows
+            starts, firsts = rows
             count = starts[-1]
-            sizes = [end - start for start, end in pairwise(starts)]
             self._last = TargetPass(
                 starts,
-                positions=[length - size for length, size in zip(lengths, sizes, strict=True)],
+                positions=firsts,
                 tokens=input_ids[:count].tolist(),
                 features=self._features(hidden[:count], aux, count),
                 top_ids=None,
@@ -142,12 +141,18 @@ class Capture:
             self.fault = error
 
 
-def _rows_of_pass() -> tuple[list[int], list[int]] | None:
-    """For the running pass, [R + 1] the index of each row's first token, then T; and [R] each row's length with the
-    pass. None for passes without requests.
+def _rows_of_pass(positions: Tensor) -> tuple[list[int], list[int]] | None:
+    """For the running pass, [R + 1] the index of each row's first token, then T; and [R] that token's position. None
+    for passes without requests.
+
+    Lengths of rows, from which the positions follow too, serve only models that number the tokens of images otherwise:
+    MLA's backends state none, and those of chunked local attention the length of a row's last chunk.
+
+    Args:
+        positions: [T] of the pass, or [3, T] for such models.
 
     Raises:
-        UnsupportedModel: the attention backend states neither.
+        UnsupportedModel: the attention backend does not state the rows.
     """
     from vllm.forward_context import get_forward_context
 
@@ -156,8 +161,14 @@ def _rows_of_pass() -> tuple[list[int], list[int]] | None:
         return None  # no requests, or micro-batches
     for layer in metadata.values():
         starts, lengths = getattr(layer, "query_start_loc", None), getattr(layer, "seq_lens", None)
-        if starts is not None and lengths is not None:
-            return starts.tolist(), lengths.tolist()
+        if starts is None or (positions.ndim > 1 and lengths is None):
+            continue
+        places = starts.tolist()
+        if positions.ndim == 1:
+            return places, positions[places[:-1]].tolist()
+        return places, [
+            length - (end - start) for length, (start, end) in zip(lengths.tolist(), pairwise(places), strict=True)
+        ]
     found = ", ".join(sorted({type(layer).__name__ for layer in metadata.values()}))
     raise UnsupportedModel(
         f"vLLM's attention backend does not state the rows of a pass ({found}): choose another, such as "

@@ -44,7 +44,7 @@ class SeeingModel(Model):
 
 def test_ids_are_seen_of_models_that_read_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against models whose passes get embeddings alone: nothing was ever learned from them, without a word."""
-    monkeypatch.setattr(capture, "_rows_of_pass", lambda: ([0, 2], [2]))
+    monkeypatch.setattr(capture, "_rows_of_pass", lambda positions: ([0, 2], [0]))
     target, made = SeeingModel(), Capture(Needs(top_k=1), LAYERS)
     made.install(target)
     assert target.requires_raw_input_tokens, "vLLM then gives the ids"
@@ -63,7 +63,7 @@ def test_hidden_states_before_and_after_the_final_norm(
     monkeypatch: pytest.MonkeyPatch, taps: tuple[int, ...], wanted: list[int]
 ) -> None:
     """Guards against TokenSwift's heads, which read what the final norm reads, that never draft in vLLM."""
-    monkeypatch.setattr(capture, "_rows_of_pass", lambda: ([0, 2], [2]))
+    monkeypatch.setattr(capture, "_rows_of_pass", lambda positions: ([0, 2], [0]))
     target, made = Model(), Capture(Needs(taps=taps), LAYERS)
     made.install(target)
     target.forward(torch.tensor([5, 6, 0]), torch.arange(3))  # the last row is padding
@@ -95,3 +95,31 @@ def test_a_backend_that_does_not_state_its_rows_is_a_fault(monkeypatch: pytest.M
     target.forward(torch.tensor([5]), torch.arange(1))
     assert isinstance(made.fault, UnsupportedModel)
     assert "--attention-backend" in str(made.fault)
+
+
+@pytest.mark.parametrize(
+    ("layer", "positions", "wanted"),
+    [
+        ({}, [8, 9, 3], [8, 3]),
+        ({"seq_lens": [2, 4]}, [8, 9, 3], [8, 3]),
+        ({"seq_lens": [10, 4]}, [[5, 6, 3]] * 3, [8, 3]),
+        ({}, [[5, 6, 3]] * 3, None),
+    ],
+)
+def test_rows_stand_where_their_tokens_do(
+    monkeypatch: pytest.MonkeyPatch, layer: dict[str, list[int]], positions: Any, wanted: list[int] | None
+) -> None:
+    """Guards against DeepSeek's MLA, whose backends state no lengths, so that nothing was ever drafted; against lengths
+    within Llama 4's chunks of 8,192 tokens, behind which no step was a round; and against places in images, which are
+    not those in the text."""
+    stated = {name: torch.tensor(lengths) for name, lengths in layer.items()}
+    metadata = {"layers.0": SimpleNamespace(query_start_loc=torch.tensor([0, 2, 3], dtype=torch.int32), **stated)}
+    context = SimpleNamespace(get_forward_context=lambda: SimpleNamespace(attn_metadata=metadata))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
+    target, made = Model(), Capture(Needs(taps=(1,)), LAYERS)
+    made.install(target)
+    target.forward(torch.tensor([5, 6, 7]), torch.tensor(positions))
+    seen = made.take()
+    assert (None if seen is None else seen.positions) == wanted
+    assert isinstance(made.fault, UnsupportedModel) == (wanted is None)
