@@ -344,7 +344,8 @@ def _speculation(waves: Sequence[Wave]) -> dict[str, Any] | None:
     missing.
 
     Counters have no steps. Every step of a request yields its accepted tokens and one more, so the number of steps is
-    the number of tokens after the first minus the accepted ones.
+    the number of tokens after the first minus the accepted ones. But vLLM also counts accepted tokens behind an
+    answer's end, which its last step may have; there are no fewer steps than verified drafts.
     """
     runs = [run for wave in waves for run in wave.runs.values()]
     decoded = sum(max(run.new_tokens - 1, 0) for run in runs)
@@ -356,7 +357,7 @@ def _speculation(waves: Sequence[Wave]) -> dict[str, Any] | None:
         if len(counts) < len(waves):
             return None
         found = {name: sum(getattr(one, name) for one in counts) for name in ("drafted", "accepted")}
-        found["steps"] = max(decoded - found["accepted"], 0)
+        found["steps"] = max(decoded - found["accepted"], sum(one.drafts for one in counts))
         depths, source = [one.accepted_per_depth for one in counts], "metrics"
     return {"source": source, "decoded": decoded, **found, "accepted_per_depth": summed(depths)}
 

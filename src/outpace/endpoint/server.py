@@ -65,23 +65,27 @@ def _json(response: httpx.Response | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-DRAFTED, ACCEPTED, BY_POSITION = (
-    f"vllm:spec_decode_num_{what}_total" for what in ("draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+DRAFTS, DRAFTED, ACCEPTED, BY_POSITION = (
+    f"vllm:spec_decode_num_{what}_total"
+    for what in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 )
 
 
 @dataclass(frozen=True)
 class SpeculationCounts:
-    """Counters of a server, for all its requests since it started, or their growth."""
+    """Counters of a server, for all its requests since it started, or their growth. `drafts`: steps of requests that
+    verified drafts; 0 where they are not counted."""
 
     drafted: int
     accepted: int
     accepted_per_depth: tuple[int, ...]
+    drafts: int = 0
 
     def __sub__(self, before: Self) -> "SpeculationCounts":
         pairs = zip_longest(self.accepted_per_depth, before.accepted_per_depth, fillvalue=0)
         depths = tuple(now - then for now, then in pairs)
-        return SpeculationCounts(self.drafted - before.drafted, self.accepted - before.accepted, depths)
+        drafted, accepted = self.drafted - before.drafted, self.accepted - before.accepted
+        return SpeculationCounts(drafted, accepted, depths, self.drafts - before.drafts)
 
 
 def read_counts(text: str) -> SpeculationCounts | None:
@@ -93,14 +97,14 @@ def read_counts(text: str) -> SpeculationCounts | None:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name in (DRAFTED, ACCEPTED):
+                if sample.name in (DRAFTS, DRAFTED, ACCEPTED):
                     totals[sample.name] += int(sample.value)
                 elif sample.name == BY_POSITION:
                     depths[int(sample.labels["position"])] += int(sample.value)
     except (ValueError, KeyError, OverflowError):  # the last of an infinite count
         return None
     per_depth = tuple(depths[depth] for depth in range(max(depths, default=-1) + 1))
-    return SpeculationCounts(totals[DRAFTED], totals[ACCEPTED], per_depth) if totals else None
+    return SpeculationCounts(totals[DRAFTED], totals[ACCEPTED], per_depth, totals[DRAFTS]) if totals else None
 
 
 def speculation_counts(endpoint: Endpoint) -> SpeculationCounts | None:

@@ -223,12 +223,12 @@ def test_all_continue_the_first_methods_conversation(check: bool) -> None:
     assert {tuple(one["different_turns"]) for one in records if one["method"] == "lookup"} == {(0,), (0, 1)}
 
 
-def page(drafted: int, accepted: int) -> Reply:
+def page(drafted: int, accepted: int, drafts: int = 0) -> Reply:
     """Counters as vLLM's."""
     lines = []
-    for name, value in (("draft", drafted), ("accepted", accepted)):
-        lines += [f"# TYPE vllm:spec_decode_num_{name}_tokens_total counter"]
-        lines += [f'vllm:spec_decode_num_{name}_tokens_total{{engine="0"}} {value}']
+    for name, value in (("drafts", drafts), ("draft_tokens", drafted), ("accepted_tokens", accepted)):
+        lines += [f"# TYPE vllm:spec_decode_num_{name}_total counter"]
+        lines += [f'vllm:spec_decode_num_{name}_total{{engine="0"}} {value}']
     lines += ["# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter"]
     lines += [f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {accepted}', ""]
     return Reply(["\n".join(lines).encode()], headers={"Content-Type": "text/plain"})
@@ -249,6 +249,20 @@ def test_acceptance_of_other_servers_is_what_their_counters_grew_by() -> None:
     assert (one["source"], one["accepted_per_drafted"], one["accepted_per_depth"]) == ("metrics", 1 / 6, [turns])
     assert one["tokens_per_step"] == 3 / 2  # of 3 tokens behind the first 1 was accepted: 2 steps
     assert {record["steps"] for record in records} == {None}
+
+
+def test_tokens_accepted_behind_an_answers_end_save_no_step() -> None:
+    """Guards against tokens per step that are too many, most of all of short answers: vLLM counts what the last step
+    accepted beyond the answer's limit."""
+    asked, lock = [0], Lock()
+
+    def counting(path: str, body: dict[str, Any]) -> Reply:
+        with lock:
+            asked[0] += bool(body)
+        return honest()(path, body) if body else page(14 * asked[0], 5 * asked[0], 2 * asked[0])
+
+    (one,) = summarise_endpoint(measured(counting, THEIRS, levels=(2,))[0])
+    assert one["tokens_per_step"] == 3 / 2  # 3 tokens behind the first in 2 steps, and 4 accepted behind the end
 
 
 def test_a_server_that_counts_nothing() -> None:

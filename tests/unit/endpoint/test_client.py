@@ -283,8 +283,8 @@ def test_an_environment_that_no_client_can_be_made_in(
 
 def test_counts_are_read_from_vllms_page() -> None:
     """Guards against times of creation taken for counts, and engines or positions left out."""
-    assert read_counts(PAGE) == SpeculationCounts(110, 15, (10, 5))
-    assert SpeculationCounts(9, 5, (4, 1)) - SpeculationCounts(2, 1, (1,)) == SpeculationCounts(7, 4, (3, 1))
+    assert read_counts(PAGE) == SpeculationCounts(110, 15, (10, 5), 20)
+    assert SpeculationCounts(9, 5, (4, 1), 3) - SpeculationCounts(2, 1, (1,), 1) == SpeculationCounts(7, 4, (3, 1), 2)
 
 
 def test_no_speculation_and_no_metrics() -> None:
