@@ -62,6 +62,16 @@ def draft_to_the_end(config: Any) -> None:
     speculation.draft_model_config = own
 
 
+def check_inputs(config: Any) -> None:
+    """Refuse embeddings as prompts: vLLM then passes a text model embeddings alone, whoever asks."""
+    model = config.model_config
+    if getattr(model, "enable_prompt_embeds", False) and not model.is_multimodal_model:
+        raise InvalidRequest(
+            "enable_prompt_embeds=True: our proposers learn from the ids of a pass, which vLLM then leaves out; leave "
+            "it out, or use a method that vLLM has itself"
+        )
+
+
 def ending_ids(config: Any) -> tuple[int, ...]:
     """The EOS ids of a model's config, after which nothing is drafted."""
     found = getattr(config, "eos_token_id", None)

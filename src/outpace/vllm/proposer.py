@@ -31,7 +31,7 @@ from outpace.methods.catalog import build_proposer
 from outpace.trees.linear_form import LinearForm
 from outpace.vllm.borrowed import BorrowedTarget, build_context
 from outpace.vllm.capture import Capture, TargetPass
-from outpace.vllm.host import check_graphs, check_host, check_parallel, draft_to_the_end, ending_ids
+from outpace.vllm.host import check_graphs, check_host, check_inputs, check_parallel, draft_to_the_end, ending_ids
 from outpace.vllm.rounds import Rounds
 from outpace.vllm.settings import KEY, check_drafts, linear_method, read_settings
 
@@ -60,6 +60,7 @@ class MethodProposer:
         self._spec = linear_method(text, self._settings.drafter)
         check_drafts(vllm_config.speculative_config.num_speculative_tokens, "num_speculative_tokens")
         check_parallel(vllm_config)
+        check_inputs(vllm_config)
         check_host()
         draft_to_the_end(vllm_config)
         self._capture: Capture | None = None

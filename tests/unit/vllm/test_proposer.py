@@ -71,6 +71,17 @@ def test_what_cannot_run_here_is_refused() -> None:
         Method(asked)
 
 
+def test_embeddings_as_prompts_are_refused() -> None:
+    """Guards against a server whose passes have no ids, so that nothing is learned and no trained drafter ever drafts,
+    without a word. Models that read images get the ids too."""
+    asked = config({"method": "lookup"})
+    asked.model_config.enable_prompt_embeds = asked.model_config.is_multimodal_model = True
+    assert Method(asked) is not None
+    asked.model_config.is_multimodal_model = False
+    with pytest.raises(InvalidRequest, match="enable_prompt_embeds=True: "):
+        Method(asked)
+
+
 def test_vllm_asks_for_drafts_up_to_the_longest_request() -> None:
     """Guards against a batch that vLLM does not draft for, and whose hidden states are lost, while one of its requests
     is about to reach the maximal length."""
