@@ -65,6 +65,10 @@ class Capture:
 
     def install(self, target: Any) -> None:
         """Wrap a model."""
+        if not getattr(target, "do_not_compile", True):  # ERNIE 4.5; other models compile what their forward calls
+            raise UnsupportedModel(
+                f"vLLM compiles {type(target).__name__} as a whole, which hides its passes: run with --enforce-eager"
+            )
         if self._aux:
             if not hasattr(target, "set_aux_hidden_state_layers"):
                 raise UnsupportedModel(
