@@ -67,7 +67,13 @@ def _weight(model: Any, path: str, name: str) -> Tensor:
     for part in path.split("."):
         module = getattr(module, part, None)
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point() or not weight.numel():
+    if (
+        not isinstance(weight, Tensor)
+        or weight.ndim != 2
+        or not weight.numel()
+        or not weight.is_floating_point()
+        or weight.element_size() == 1  # float8, whose numbers lack their scale
+    ):
         raise UnsupportedModel(
             f"{name}: {path}.weight is no matrix of real numbers in vLLM, and this method's drafter reads it; choose a "
             "method without a drafter"
