@@ -32,6 +32,7 @@ _MOST_CHARACTERS = 200_000  # in one grammar, and in all cached ones together
 _MOST_OF_REGEXES = 20_000  # of a grammar: memory grows with the square of one, 20 MB at this length, 450 MB at 90,000
 _ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
+_STACK_ON_WINDOWS = (1 << 28) - (1 << 16)  # where Python refuses 256 MB and more
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LARK = re.compile(
     r'(?P<literal>"(?:\\.|[^"\\])*"?)|(?://|#)[^\n]*|<[^<>\s]*>|/(?P<regex>(?:\\.|[^/\\])+)/?'
@@ -246,7 +247,10 @@ def _in_deep_stack(work: "Callable[[], LLMatcher]") -> "LLMatcher":
     """The result of `work` in a thread whose stack the largest grammar cannot overflow; one caller at a time, since the
     stack size is global. With the default size a chain of about 2,000 rules kills the process."""
     with _ONE_AT_A_TIME:
-        before = stack_size(_STACK)
+        try:
+            before = stack_size(_STACK)
+        except ValueError:
+            before = stack_size(_STACK_ON_WINDOWS)
         try:
             with ThreadPoolExecutor(1) as deep:
                 return deep.submit(work).result()  # the thread starts within submit()

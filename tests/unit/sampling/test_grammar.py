@@ -277,6 +277,25 @@ def test_one_deep_stack_at_a_time() -> None:
     assert (most, stack_size()) == (1, before)
 
 
+def test_a_system_may_refuse_the_deepest_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against requests with a grammar that all fail on Windows, where Python takes stacks below 256 MB only."""
+    before, sizes = stack_size(), list[int]()
+
+    def limited(size: int = 0) -> int:
+        if size >= 1 << 28:
+            raise ValueError(f"size not valid: {size} bytes")
+        sizes.append(size)
+        return stack_size(size)
+
+    def work() -> Any:
+        return threading.current_thread()
+
+    monkeypatch.setattr("outpace.sampling.grammar.stack_size", limited)
+    found: Any = _in_deep_stack(work)
+    assert found is not threading.current_thread()
+    assert sizes == [(1 << 28) - (1 << 16), before]
+
+
 def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a traceback where the extra `grammar` is not installed."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
