@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from outpace.lib.errors import ModelError
@@ -127,7 +127,7 @@ def widened(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 def quantize_file(weights: Path, config: Path) -> None:
     """Store the matrices of a drafter's safetensors file in 8 bits, in place."""
     tensors: dict[str, Tensor] = {}
-    for key, tensor in load_file(weights).items():
+    for key, tensor in load(weights.read_bytes()).items():  # not mapped: Windows replaces no file that is mapped
         is_matrix = tensor.ndim == 2 and tensor.shape[0] >= _LEAST_ROWS and tensor.shape[1] >= _LEAST_COLUMNS
         if is_matrix and tensor.is_floating_point():
             tensors[key], tensors[key + SCALE] = quantized(tensor)

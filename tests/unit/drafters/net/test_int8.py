@@ -105,6 +105,19 @@ def test_plain_weights_come_back(root: Path, kind: str, tmp_path: Path) -> None:
     assert any(int8_of(weight) is not None for weight in net.parameters())
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped here")
+def test_a_file_that_is_replaced_is_not_mapped(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against `outpace convert --weights int8` that always fails on Windows, which replaces no mapped file."""
+    stock = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        assert str(target) not in Path("/proc/self/maps").read_text()
+        return stock(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    convert(str(root / "drafters" / "tiny" / "dflash"), tmp_path / "out", weights="int8")
+
+
 def test_bad_files_are_refused(root: Path, tmp_path: Path) -> None:
     """Guards against codes that are taken for weights, or that get another row's scale."""
     with pytest.raises(InvalidRequest, match="weights='int5': choose one of plain, int8"):
