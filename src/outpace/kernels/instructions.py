@@ -1,11 +1,12 @@
 """Instructions of this CPU that oneDNN may use for products: the order of their sums depends on them."""
 
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from outpace.kernels.levels import architecture
 
 _CPUINFO = Path("/proc/cpuinfo")
 # oneDNN's names of instruction sets, for ONEDNN_MAX_CPU_ISA: those that multiply no bfloat16, and those without tiles.
@@ -47,7 +48,7 @@ HOLDS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for products of bfloat16. Without them such products are slow, and are computed
     otherwise for one row than for many."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if architecture() != "x86_64":
         # Only oneDNN knows, and not every build of torch has it.
         return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     present = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -3,6 +3,7 @@
 import hashlib
 import platform
 import sys
+import sysconfig
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,10 @@ LEVELS = (
 
 
 def architecture() -> str:
-    """This machine's architecture, by the name that `InstructionLevel` has for it, if there are levels for it."""
+    """This process's architecture, by the name that `InstructionLevel` has for it, if there are levels for it."""
     machine = platform.machine().lower()
+    if sys.platform == "win32":  # where that is the machine's, and a Python for x86-64 also runs on ARM
+        machine = sysconfig.get_platform().removeprefix("win-")
     return _MACHINES.get(machine, machine)
 
 

@@ -86,6 +86,16 @@ def test_a_cpu_gets_a_level_of_its_wheel() -> None:
                 assert level_of(machine, flags.split(), target.system) in target.levels
 
 
+def test_an_emulated_process_gets_kernels_that_it_can_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against libraries for ARM in a Python for x86-64 that Windows emulates on ARM: Python 3.12 names the
+    machine, and the wheel has none of these."""
+    monkeypatch.setattr("platform.machine", lambda: "ARM64")
+    monkeypatch.setattr(sys, "platform", "win32")
+    for built_for, name in (("win-amd64", "x86_64"), ("win-arm64", "aarch64")):
+        monkeypatch.setattr("sysconfig.get_platform", lambda built_for=built_for: built_for)
+        assert architecture() == name
+
+
 def test_no_set_of_instructions_gets_more_than_it_has() -> None:
     """Guards against a level that is chosen by a part of what it needs. Without one instruction, or without two."""
     every = {

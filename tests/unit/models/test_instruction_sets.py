@@ -92,7 +92,7 @@ def test_bfloat16_without_instructions_keeps_its_weights_and_computes_in_float32
 def test_halves_compute_as_the_device_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against float32 where bfloat16 has instructions or a GPU computes, and float16 left to stock layers."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("outpace.kernels.instructions.architecture", lambda: "x86_64")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     assert multiplies_bfloat16()
     assert not has_tiles()
@@ -115,7 +115,7 @@ def test_kernels_do_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_quantization("int8", torch.float32, CPU, is_gguf=False) == "int8"
     assert choose_quantization("auto", torch.float32, CPU, is_gguf=True) == "file"
     assert compute_dtype(torch.bfloat16, CPU) == torch.float32
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.setattr("outpace.kernels.instructions.architecture", lambda: "aarch64")
     assert not multiplies_bfloat16()
     monkeypatch.setenv(compiled.VARIABLE, "off")
     assert not can_pack(torch.float32, CPU)
