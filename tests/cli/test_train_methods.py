@@ -433,7 +433,8 @@ def file_tokens(target: Path, prompts: Path, answers: Path) -> list[int]:
 
 def test_a_folder_at_home(target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against `--out=~/run` with answers at home and the drafter in a folder named ~."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for variable in ("HOME", "USERPROFILE"):  # the second one on Windows
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     run_json("train", "draft-lm", *given(target, prompts), "--out=~/run", *SMALL, *NET["draft-lm"])
     assert {"answers", "drafter", "provenance.json"} <= {path.name for path in (tmp_path / "home" / "run").iterdir()}

@@ -1,6 +1,7 @@
 """The kernels of x86 without Python: as compiled for this machine, for each level that it has, and for Windows."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ OF_X86 = [level for level in LEVELS if level.architecture == "x86_64" and level.
 def test_this_machine(folder: Path, scripts: list[Path]) -> None:
     """Guards against a driver or a script that no longer fits the kernels: others run them where Python cannot."""
     fitting = [script for script in scripts if script.stem != "attention" or not has_tiles()]
-    assert failures((), driver_by(compiler_named("g++"), folder), build().path, fitting) == []
+    driver = driver_by(compiler_named("g++"), folder, ".exe" if sys.platform == "win32" else "")
+    assert failures((), driver, build().path, fitting) == []
 
 
 def skip_without(level: InstructionLevel) -> None:

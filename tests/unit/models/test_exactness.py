@@ -21,7 +21,7 @@ from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.models.layers.prepare import RowwiseActivation
 from outpace.models.loading.precision import compute_dtype
-from tests.unit.models.tiny import FAMILIES, WINDOWS, needs_kernels, tiny_config, tiny_target
+from tests.unit.models.tiny import FAMILIES, WINDOWS, needs_kernels, needs_onednn, tiny_config, tiny_target
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -80,6 +80,7 @@ def test_a_probe_explains_its_result(dtype: str) -> None:
     assert not any(target.kv.lengths)
 
 
+@needs_onednn
 @pytest.mark.usefixtures("without_kernels")
 @each_dtype
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_a_product_that_sums_in_another_order_is_caught(
         assert probe(target).kind == "rounding"
 
 
+@needs_onednn
 @each_dtype
 @pytest.mark.parametrize(("outputs", "inputs"), [(80, 64), (960, 576), (576, 1536), (64, 1100)])
 @torch.inference_mode()
@@ -137,6 +139,7 @@ def test_a_bias_of_zero_changes_no_bit(dtype: str, outputs: int, inputs: int) ->
         assert torch.equal(layer(rows), bare), count
 
 
+@needs_onednn
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     "differs",
@@ -162,6 +165,7 @@ def test_differing_scores_are_caught(differs: Callable[[int, int], bool], monkey
     assert "scores" in exactness.reason
 
 
+@needs_onednn
 @pytest.mark.usefixtures("without_kernels")
 @each_dtype
 @pytest.mark.parametrize("module", [RowwiseActivation, LlamaRMSNorm])
@@ -173,6 +177,7 @@ def test_other_differing_operations_are_caught(module: type, dtype: str, monkeyp
     assert "pass of 61 rows" in exactness.reason
 
 
+@needs_onednn
 @pytest.mark.usefixtures("without_kernels")
 def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a probe of the first layer alone: in this model only the third one sees everything."""
@@ -229,6 +234,7 @@ def test_a_head_that_depends_on_company_is_caught(monkeypatch: pytest.MonkeyPatc
     assert "LM head" in exactness.reason
 
 
+@needs_onednn
 @pytest.mark.usefixtures("without_kernels")
 def test_batches_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against attention whose bits depend on the other requests of a pass."""
@@ -266,6 +272,7 @@ def test_rounded_weights_are_named_where_16_bits_have_no_instructions() -> None:
     assert ("weights rounded to bfloat16" in exactness.reason) != can_pack(torch.bfloat16, CPU)
 
 
+@needs_onednn
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.thorough
 def test_a_library_told_to_be_compatible_is_caught() -> None:

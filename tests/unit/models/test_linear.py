@@ -12,11 +12,11 @@ from transformers.pytorch_utils import Conv1D
 from outpace.models.layers.experts import PackedExperts, PackedRouter, pack_experts
 from outpace.models.layers.linear import PackedLinear, SiblingLinear, can_pack, frozen_layers, pack_linears
 from tests.unit.models.company import assert_rows, has_exact_products
-from tests.unit.models.tiny import drawn
+from tests.unit.models.tiny import drawn, needs_onednn
 
 CPU = torch.device("cpu")
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, CPU)]
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no packed kernels")
+pytestmark = needs_onednn
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 SHAPES = [(64, 80), (576, 80), (1536, 80), (48, 3072), (576, 960), (896, 1216), (1536, 64)]
 each_bias = pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])

@@ -227,6 +227,7 @@ def test_a_folder_left_by_an_interrupted_pull_is_replaced(pip: FakePip) -> None:
 
 def test_a_home_that_no_shell_has_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a folder named ~, where a unit's environment says OUTPACE_HOME=~/outpace."""
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("HOME", "USERPROFILE"):  # the second one on Windows
+        monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv("OUTPACE_HOME", "~/outpace")
     assert models_folder() == tmp_path / "outpace" / "models"

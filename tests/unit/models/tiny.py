@@ -41,6 +41,9 @@ from outpace.models.target import PackedTarget
 
 VOCAB = 160
 needs_kernels = pytest.mark.skipif(compiled.loaded_kernels() is None, reason=f"no kernels: {compiled.why_none()}")
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN, as for macOS"
+)
 # The families of the contract; how to add one is in outpace/models/families.py.
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
