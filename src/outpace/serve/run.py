@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -80,8 +79,10 @@ def _check_address(settings: ServeSettings) -> None:
             socket.create_server(address, family=family).close()
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                # Without the address that Python adds. `os.strerror` knows no errors of sockets on Windows.
+                reason = str(error.strerror).partition(" (")[0]
                 raise InvalidRequest(
-                    f"port={settings.port}: {os.strerror(error.errno)}; choose another, or stop the program using it"
+                    f"port={settings.port}: {reason}; choose another, or stop the program using it"
                 ) from error
             faults.append(error)  # IPv4 or IPv6 may be turned off
     if len(faults) == len(found):
