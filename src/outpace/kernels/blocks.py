@@ -6,6 +6,7 @@ batch-invariant on any CPU. Python reference: `reference_product`.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -187,7 +188,7 @@ def _placed(
     panels = allocate(packed_bytes(matrix))
     matrix.panels = panels.data_ptr()
     descriptor, offset = place(weight.data)
-    where = int(weight.packed is not None), descriptor, ctypes.c_int64(offset)
+    where = int(weight.packed is not None), _known_to_all(descriptor), ctypes.c_int64(offset)
     source = _address(weight.data), *where, _address(weight.order)
     outcome = kernels().outpace_place(ctypes.byref(matrix), *source, ctypes.c_void_p(matrix.panels), threads())
     if outcome == _NOT_FINITE:
@@ -195,6 +196,16 @@ def _placed(
     if outcome == _UNREAD:
         raise ModelError(f"{weight.name}: the file was cut off while it was read; download it again")
     return matrix, panels, own
+
+
+def _known_to_all(descriptor: int) -> int:
+    """A file's descriptor, as the kernels take it: on Windows the system's handle, for their C library may be another
+    than Python's."""
+    if sys.platform != "win32" or descriptor < 0:
+        return descriptor
+    import msvcrt
+
+    return msvcrt.get_osfhandle(descriptor)
 
 
 def packed_bytes(matrix: PanelMatrix) -> int:

@@ -1,8 +1,11 @@
 """Models over the blocks of a GGUF file, as they are."""
 
+import os
 import re
 import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -159,6 +162,25 @@ def test_matrices_are_read_from_the_file_as_the_mapping_shows_them(family: str, 
     for (name, first), (_, second) in zip(layers_of(from_file), layers_of(from_mapping), strict=True):
         for (_, panels, _), (_, expected, _) in zip(first._pieces, second._pieces, strict=True):
             assert torch.equal(panels, expected), name
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="handles are made up")
+def test_windows_names_files_by_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against GGUF files that seem cut off to kernels which MinGW built, whose C library has other descriptors
+    than Python's."""
+    config, handles = tiny_config("llama", **SIZES), list[int]()
+
+    def get_osfhandle(descriptor: int) -> int:
+        handles.append(os.dup(descriptor))
+        return handles[-1]
+
+    monkeypatch.setattr("outpace.kernels.blocks.sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(get_osfhandle=get_osfhandle))
+    model = read_blocks(gguf_of(tmp_path / "m.gguf", config, "Q4_0"), config, torch.float32, "outpace")
+    assert layers_of(model)
+    assert len(handles) > 1
+    for handle in handles:
+        os.close(handle)
 
 
 def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path: Path) -> None:

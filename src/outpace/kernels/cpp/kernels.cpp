@@ -14,7 +14,6 @@
 #endif
 #if defined(_WIN32)
 #define NOMINMAX
-#include <io.h>
 #include <windows.h>
 #define EXPORT extern "C" __declspec(dllexport)
 #else
@@ -42,13 +41,13 @@ void share_pieces(int32_t threads, int64_t pieces, const Work& work) {
 }
 
 #if defined(_WIN32)
-// As POSIX has it. The descriptor is of the C library that Python uses too.
-ssize_t pread(int descriptor, void* to, size_t bytes, int64_t offset) {
+// As POSIX has it, of a handle of the system, whose 32 bits count: a library built by MinGW may be linked to another C
+// library than Python, whose descriptors it does not know.
+ssize_t pread(int handle, void* to, size_t bytes, int64_t offset) {
   OVERLAPPED place = {};
   place.Offset = DWORD(offset), place.OffsetHigh = DWORD(offset >> 32);
   DWORD count = 0;
-  const auto file = (HANDLE)_get_osfhandle(descriptor);
-  return ReadFile(file, to, DWORD(std::min(bytes, size_t(1) << 30)), &count, &place) ? count : 0;
+  return ReadFile((HANDLE)intptr_t(handle), to, DWORD(std::min(bytes, size_t(1) << 30)), &count, &place) ? count : 0;
 }
 #endif
 
