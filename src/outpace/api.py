@@ -22,7 +22,7 @@ from outpace.lib.checks import check_flags, check_int, check_range, is_int, item
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import without_collection
 from outpace.lib.stages import loading, stage
-from outpace.lib.threads import warn_of_spinning
+from outpace.lib.threads import warn_of_spinning, warn_of_stops
 from outpace.methods.catalog import MethodLike, MethodSpec, budget_with, check_own, name_of, own_budget, parse_method
 from outpace.methods.profile import choose, from_speculative_config
 from outpace.models.costs_file import costs_file
@@ -444,6 +444,7 @@ def load(
         )
     if target.device.type == "cpu":
         warn_of_spinning()
+        warn_of_stops()
         warn_without_kernels()
     loaded.engine.shares_prefixes = enable_prefix_caching
     return loaded

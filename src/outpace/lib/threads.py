@@ -164,6 +164,25 @@ def _choose(name: str, value: str) -> None:
 
 
 @cache
+def warn_of_stops() -> None:
+    """Warn, once per process, if torch has more threads than the control groups grant processors, unless the user chose
+    their number: the command line chooses it itself, a library must not."""
+    import torch
+
+    quota, threads = cgroup_limit(), torch.get_num_threads()
+    if quota is None or any(name in os.environ for name in COUNTS):
+        return
+    granted = max(1, int(quota))
+    if threads > granted:
+        warnings.warn(
+            f"outpace: torch has {threads} threads, and this container is granted {quota:g} processors: it is stopped "
+            f"for a part of each period. Set OMP_NUM_THREADS={granted}",
+            PerformanceWarning,
+            stacklevel=3,  # the caller of `outpace.load`
+        )
+
+
+@cache
 def warn_of_spinning() -> None:
     """Warn, once per process, if torch has several threads and no variable sets how they wait."""
     import torch

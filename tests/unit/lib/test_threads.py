@@ -15,7 +15,15 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from outpace.lib.threads import COUNTS, VARIABLES, Processors, cgroup_limit, processors, warn_of_spinning
+from outpace.lib.threads import (
+    COUNTS,
+    VARIABLES,
+    Processors,
+    cgroup_limit,
+    processors,
+    warn_of_spinning,
+    warn_of_stops,
+)
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -169,6 +177,27 @@ def test_threads_that_keep_no_core_busy_are_no_reason_to_warn(
         warnings.simplefilter("always")
         warn_of_spinning.__wrapped__()
     assert [LINE in f"PerformanceWarning: {one.message}" for one in caught] == [True] * is_warned
+
+
+@pytest.mark.parametrize(
+    ("quota", "chosen", "is_warned"),
+    [(2.5, {}, True), (0.5, {}, True), (8.0, {}, False), (None, {}, False), (2.5, {"OMP_NUM_THREADS": "8"}, False)],
+)
+def test_a_host_in_a_container_is_warned_of_threads_beyond_its_limit(
+    quota: float | None, chosen: dict[str, str], is_warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against `outpace.load` in a container of two processors that decodes on a thread for each of the host's
+    cores, many times slower than it could, and says nothing; and against a line where all is well."""
+    for name in COUNTS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("outpace.lib.threads.cgroup_limit", lambda: quota)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_stops.__wrapped__()
+    assert ["torch has 8 threads" in str(one.message) for one in caught] == [True] * is_warned
 
 
 STARTED = """
