@@ -38,6 +38,8 @@ _LINUX_NAMES = {
     "neon": "asimd",
     "dot": "asimddp",
 }
+# What a CPU has on which torch uses AVX2: its own code for that needs FMA and F16C, and no CPU has these three alone.
+_WITH_AVX2 = "sse4_1 avx avx2 movbe fma f16c bmi1 bmi2 abm"
 _ELSEWHERE = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 _CAPABILITIES = {"default": "SSE41", "avx2": "AVX2"}
 """oneDNN's names for the lower values of ATEN_CPU_CAPABILITY."""
@@ -71,8 +73,9 @@ def cpu_flags() -> str:
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
-        # torch before 2.11 does not know: its users without Linux get the kernels that every CPU can run.
-        found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        if not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11 names only the highest that it uses
+            return f"flags : {_WITH_AVX2 if torch.backends.cpu.get_cpu_capability() in ('AVX2', 'AVX512') else ''}"
+        found: dict[str, Any] = torch.cpu.get_capabilities()
         return " ".join(("flags :", *(linux for name, linux in _LINUX_NAMES.items() if found.get(name))))
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 

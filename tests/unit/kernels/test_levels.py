@@ -247,8 +247,8 @@ def test_other_sources_and_flags_have_other_names(tmp_path: Path, monkeypatch: p
 
 
 def test_torch_names_what_linux_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against the slowest kernels on systems without /proc/cpuinfo, and against a crash with a torch that does
-    not tell."""
+    """Guards against the slowest kernels on systems without /proc/cpuinfo, also with a torch that does not tell of each
+    instruction, and against a crash with that."""
     linux = frozenset(cpu_flags().split())
     monkeypatch.setattr(instructions, "_CPUINFO", tmp_path / "none")
     if hasattr(torch.cpu, "get_capabilities") and linux:
@@ -257,4 +257,6 @@ def test_torch_names_what_linux_names(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: m1, raising=False)
     assert level_of("aarch64", cpu_flags().split()).name == "dotprod"
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert level_of("x86_64", cpu_flags().split()).name == "baseline"
+    for highest, name in (("AVX512", "avx2"), ("AVX2", "avx2"), ("DEFAULT", "baseline")):
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda highest=highest: highest)
+        assert level_of("x86_64", cpu_flags().split()).name == name
