@@ -118,6 +118,19 @@ def test_a_prompt_has_its_bits_however_cut(width: int, group: int, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_behind_unlike_contexts_have_their_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against spans that are counted as if all contexts were as long as the longest: sums of another task."""
+    monkeypatch.setattr(attention, "threads", lambda: 4)  # spans of 5,000 rows beside 20 are shared out
+    world, lengths = World(64, 3, dtype, 5000), [20, 700, 5000, 0, 511, 512, 40, 63]
+    kv = world.slot(range(5000 + len(TREE)), 0, slots=len(lengths))
+    kv.lengths = list(lengths)
+    segments = [Segment(kv, slot, slot, torch.tensor([length])) for slot, length in enumerate(lengths)]
+    together = attention.attend(world.query[:, lengths], segments, settings(None))
+    for row, length in enumerate(lengths):
+        assert torch.equal(together[row], world.alone(range(length + 1))), f"behind {length} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "group"), WIDTHS)
 def test_rows_attend_as_written(width: int, group: int, dtype: torch.dtype) -> None:
     """Guards against a tile, a span or a query lost on the way: the numbers are those of float64."""

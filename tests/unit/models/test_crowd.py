@@ -81,3 +81,28 @@ int main() {
 def test_a_pass_that_gets_no_threads_runs_alone(tmp_path: Path) -> None:
     """Guards against a process that ends where a container limits its threads: an exception leaves the kernels."""
     assert printed_by(REFUSED, tmp_path) == ["3", "1", "3"]
+
+
+SHARED = """
+#include "attention.h"
+#include <cstdio>
+
+// Whether spans of these contexts are shared out, for a row behind each, 12 heads and 2 key heads.
+static bool are_split(const std::vector<int>& contexts, int threads) {
+  std::vector<Part> parts(contexts.size());
+  for (size_t part = 0; part < parts.size(); ++part) parts[part].count = 1, parts[part].committed = contexts[part];
+  return Tasks(parts.data(), int(parts.size()), 12, 2, 128, threads).are_split;
+}
+
+int main() {
+  std::vector<int> alike(8, 32000), unlike(8, 300);
+  unlike[3] = 32000;
+  std::printf("%d %d %d %d", are_split({32000}, 4), are_split(alike, 4), are_split(unlike, 2), are_split(unlike, 4));
+}
+"""
+
+
+def test_a_long_context_beside_short_ones_is_shared_out(tmp_path: Path) -> None:
+    """Guards against a request of 32,000 tokens in a batch of eight whose two key heads keep two of four threads busy:
+    the other two wait for them, and as that looks like a busy machine, the next passes have one thread."""
+    assert printed_by(SHARED, tmp_path) == ["1", "0", "0", "1"]
