@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -176,6 +177,16 @@ class SamplingContext:
     prompt_length: int = 0
     eos_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
+
+    @cached_property
+    def prompt(self) -> Sequence[int]:
+        """The ids of the prompt."""
+        return self.ids[: self.prompt_length]
+
+    @cached_property
+    def prompt_set(self) -> frozenset[int]:
+        """Each id of the prompt once. Penalties read it for every row of a round; the prompt itself may be long."""
+        return frozenset(self.prompt)
 
     @property
     def generated(self) -> Sequence[int]:

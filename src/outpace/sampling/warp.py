@@ -6,8 +6,8 @@ than it, drops bans of an EOS id, and keeps a vocabulary-wide bias per instance.
 wherever the rules coincide.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from outpace.core.protocols import SamplingContext
 
 @dataclass(frozen=True)
 class History:
-    """The ids before one token, along the path that leads to it."""
+    """The ids before one token, along the path that leads to it. `prompt_set`: as of `SamplingContext`; None to make it
+    when it is read."""
 
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     eos_token_ids: tuple[int, ...] = ()
+    prompt_set: frozenset[int] | None = field(default=None, compare=False)
 
 
 def history_of(context: SamplingContext, path_tokens: Sequence[int] = ()) -> History:
@@ -32,8 +34,9 @@ def history_of(context: SamplingContext, path_tokens: Sequence[int] = ()) -> His
         path_tokens: tokens of the nodes below node 0 down to the node, whether verified or still being drafted. No
             siblings: a node's distribution depends on its own path alone.
     """
-    prompt, output = context.ids[: context.prompt_length], context.ids[context.prompt_length :]
-    return History(prompt, [*output, *path_tokens], context.eos_token_ids)
+    penalises = context.params.repetition_penalty != 1.0 and context.params.penalty_window is None
+    known = context.prompt_set if penalises else None
+    return History(context.prompt, [*context.generated, *path_tokens], context.eos_token_ids, known)
 
 
 def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]) -> Tensor:
@@ -66,8 +69,8 @@ def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]
 
 def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
     if params.repetition_penalty != 1.0:
-        said = list(set(_last(history, params.penalty_window)))
-        seen = torch.tensor(said, dtype=torch.int64, device=row.device)  # once: a list is converted at each use
+        said = _said(history, params.penalty_window)
+        seen = torch.tensor(list(said), dtype=torch.int64, device=row.device)  # once: a list is converted at each use
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and history.output_ids:
@@ -84,10 +87,16 @@ def _banned(params: SamplingParams, history: History, vocab_size: int) -> list[i
     return banned + [last for *prefix, last in params.bad_words_ids if _last(history, len(prefix)) == prefix]
 
 
-def _last(history: History, count: int | None) -> list[int]:
-    """The last `count` ids of prompt and output together; None for all."""
-    if count is None:
-        return [*history.prompt_ids, *history.output_ids]
+def _said(history: History, window: int | None) -> Set[int]:
+    """Each of the last `window` ids of prompt and output once; None for all."""
+    if window is not None:
+        return set(_last(history, window))
+    prompt = frozenset(history.prompt_ids) if history.prompt_set is None else history.prompt_set
+    return prompt.union(history.output_ids)
+
+
+def _last(history: History, count: int) -> list[int]:
+    """The last `count` ids of prompt and output together."""
     output = history.output_ids[-count:] if count else []
     missing = count - len(output)
     return [*(history.prompt_ids[-missing:] if missing else []), *output]

@@ -125,6 +125,30 @@ def test_a_history_follows_the_path() -> None:
     assert history_of(prompt_only) == History(ids, [])
 
 
+class Prompt(list[int]):
+    """Counts how often all of it is read."""
+
+    reads = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.reads += isinstance(key, slice) and (key.start or 0) == 0
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_prompt_is_read_once_for_all_rows(window: int | None) -> None:
+    """Guards against a prompt of 32,000 tokens that is copied for every node of every tree, a millisecond each."""
+    ids = Prompt([7, 8, 9, 8, 1])
+    params = SamplingParams(repetition_penalty=1.7, penalty_window=window)
+    context = SamplingContext(params, 0, 0, ids, prompt_length=4)
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    paths = [(), (2,), (2, 4)]
+    found = process(logits, params, [history_of(context, path) for path in paths])
+    assert ids.reads == 1
+    expected = process(logits, params, [History([7, 8, 9, 8], [1, *path]) for path in paths])
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("name", list(EVERYTHING))
 def test_an_option_without_a_history_is_an_error(name: str) -> None:
     """Guards against a draft or a verifier that forgets the history: the option would be ignored in silence."""
