@@ -167,8 +167,8 @@ class LoadSettings:
     max_num_seqs: int = setting(8, "Requests decoded at a time; more wait in a queue.", unit="REQUESTS", low=1)
     kv_cache_memory_bytes: int | None = setting(
         None,
-        "Memory for the keys and values of all requests together; requests that do not fit wait. By default 80 % of "
-        "what is free after loading.",
+        "Memory for the keys and values of all requests together, a draft model's included; requests that do not fit "
+        "wait. By default 80 % of what is free after loading.",
         unit="BYTES",
         low=1,
     )

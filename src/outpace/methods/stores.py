@@ -136,6 +136,8 @@ class DrafterStore:
             raise InvalidRequest(f"drafter={self._drafter!r} is a trained net, and this method needs a language model")
         if self._model is None:
             self._model = load_draft_model(None if place is None else place.name, self._target, self._codec)
+            # Its rows may take as much as the target's. A net has few layers; the rest of the memory is for those.
+            self._target.share_memory(self._model.row_bytes)
         return self._model
 
     def net(self, kind: str | None) -> nn.Module:

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import outpace
 from outpace.api import Model
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.draft import DraftRows, early_exit
@@ -251,6 +253,23 @@ def test_a_context_longer_than_the_drafters(folder: Path, tmp_path: Path) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(folder, short, max_model_len=40)
+
+
+def test_the_rows_of_a_draft_model_count_towards_the_memory(folder: Path, small: Path, pair: Model) -> None:
+    """Guards against a draft model whose keys and values take the memory of others, until the process is killed: they
+    were in no budget; against a budget that fits no request any more; and against rows that are never given back."""
+    own, draft = pair.target.row_bytes, pair.drafters.language_model().row_bytes
+    loaded = load(folder, small, kv_cache_memory_bytes=5000 * own, max_model_len=100)
+    assert loaded.target.memory.budget == 5000 * own // (own + draft)
+    tight = load(folder, small, kv_cache_memory_bytes=(MAX_TREE_NODES + 100) * own, max_model_len=100)
+    assert tight.target.memory.budget == MAX_TREE_NODES + 100
+    model = loaded.drafters.language_model()
+    source = DraftLM(model, loaded.target.vocab_size)
+    for begin in (source.open, partial(source.fork, None, length=9)):
+        model.fill([1], [torch.tensor(random_ids(60, 4))])
+        assert model.memory.held(1) == 60
+        begin(slot=1)
+        assert (model.length(1), model.memory.held(1)) == (0, 0)
 
 
 def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, tmp_path: Path) -> None:
