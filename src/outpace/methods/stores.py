@@ -25,7 +25,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest, NoDrafter
 from outpace.methods.catalog import MethodLike, MethodSpec, build_proposer, parse_method
 from outpace.methods.defaults import default_method, settled
-from outpace.models.draft import EARLY_EXIT, DraftModel, load_draft_model
+from outpace.models.draft import EARLY_EXIT, DraftModel, load_draft_model, warn_if_shorter
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
 from outpace.models.target import PackedTarget
@@ -177,7 +177,9 @@ class DrafterStore:
 
     def _read(self, place: Place) -> tuple[nn.Module, str]:
         if place.name not in self._nets:
-            net = load_net(place.name)
+            net: Any = load_net(place.name)
+            if (positions := getattr(net.config, "positions", None)) is not None:  # heads alone have none
+                warn_if_shorter(place.name, positions, self._target.max_length)
             which = fingerprint(net)  # of what the file holds: neither cast nor packed
             net = net.to(self._target.device, self._target.dtype).eval()
             pack_net(net)

@@ -183,11 +183,11 @@ def draft_model_of(model: "PreTrainedModel", max_length: int, max_slots: int, pa
 
 
 def warn_if_shorter(name: str, limit: int, max_length: int) -> None:
-    """Warn if a draft model has fewer positions than requests may have: beyond them, nothing is drafted."""
+    """Warn if a drafter has fewer positions than requests may have: beyond them it drafts nothing."""
     if limit < max_length:
         warnings.warn(
             f"drafter={name!r} has positions for {limit} tokens and requests may have {max_length}: beyond {limit} "
-            "tokens they are decoded without drafts; load with a smaller max_model_len or take a drafter with more",
+            "tokens it drafts nothing; load with a smaller max_model_len or take a drafter with more",
             stacklevel=2,
         )
 

@@ -1,6 +1,7 @@
 """What is found of a method: on tiny models with drafters that nobody trained, and on figures that are made up."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,17 @@ def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> No
     assert "--max-model-len 128" in remedy
     assert found["drafter"].figures["taps"] == (1, 2)
     assert found["drafter"].figures["computed_by"].keys() == {"block", "head"}, "what runs is reported"
+
+
+def test_a_net_with_fewer_positions_is_announced_at_load(target: Path, random_drafter: Path) -> None:
+    """Guards against a published EAGLE-3 drafter of 2,048 positions that drafts nothing behind longer prompts, as slow
+    as plain decoding, of which only the doctor told."""
+    options: dict[str, Any] = {"drafter": str(random_drafter), "dtype": "float32", "device": "cpu"}
+    with pytest.warns(UserWarning, match=r"has positions for 128 tokens and requests may have 256: beyond 128 "):
+        outpace.load(str(target), "domino", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outpace.load(str(target), "domino", max_model_len=128, **options)
 
 
 def test_the_memory_of_a_table_of_gates_is_reported(target: Path, random_drafter: Path) -> None:

@@ -243,7 +243,7 @@ def test_an_early_exit_that_does_not_exist_is_refused(name: str, folder: Path) -
 def test_a_context_longer_than_the_drafters(folder: Path, tmp_path: Path) -> None:
     """Guards against positions the drafter never learned, and against a request that fails half-way through."""
     short = save_tiny_model(tmp_path, num_hidden_layers=1, max_position_embeddings=40)
-    with pytest.warns(UserWarning, match=r"positions for 40 tokens.*without drafts"):
+    with pytest.warns(UserWarning, match=r"positions for 40 tokens.*drafts nothing"):
         model = load(folder, short, max_model_len=100)
     for method in METHODS:
         for prompt in (PROMPTS[1], random_ids(60, 4)):
