@@ -17,7 +17,7 @@ from itertools import compress, count
 from operator import ne
 from time import perf_counter
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from outpace.core.protocols import Proposer, Target
 from outpace.core.tree import MAX_TREE_NODES
@@ -111,12 +111,16 @@ class Admission:
 
     def __init__(self, target: Target, roster: Roster) -> None:
         self._target, self._roster = target, roster
+        # The request whose prompt a waiting one waits for, and how much of it they share.
+        self._awaited = WeakKeyDictionary[Session, tuple[ref[Session], int]]()
 
     def admit(self, sessions: Sequence[Session]) -> None:
         """Give slots to waiting requests, in order of arrival."""
         # A request that waits for another's prompt counts as admitted.
         count = len(self._roster.free())
         for session in [session for session in sessions if session.slot is None][:count]:
+            if self._still_waits(session, sessions):
+                continue
             found, length = self._longest(session)
             if self._is_coming(session, length, sessions):
                 continue
@@ -184,14 +188,25 @@ class Admission:
 
     def _is_coming(self, session: Session, length: int, sessions: Sequence[Session]) -> bool:
         """Whether another request of the step is writing more of a prompt's prefix than `length`."""
-        return self._may_share(session) and any(
-            other.slot is not None
-            and other.is_filling
-            and self._may_share(other)
-            and session.proposer.can_fork(other.proposer is session.proposer)
-            and _shared(other.prompt_ids, session.prompt_ids, session.proposer) >= length + LEAST_SHARED
-            for other in sessions
-        )
+        if not self._may_share(session):
+            return False
+        for other in sessions:
+            can_give = other.slot is not None and other.is_filling and self._may_share(other)
+            if can_give and session.proposer.can_fork(other.proposer is session.proposer):
+                shared = _shared(other.prompt_ids, session.prompt_ids, session.proposer)
+                if shared >= length + LEAST_SHARED:
+                    self._awaited[session] = ref(other), shared
+                    return True
+        return False
+
+    def _still_waits(self, session: Session, sessions: Sequence[Session]) -> bool:
+        """Whether the prefix that a request waits for is being written. To compare prompts of thousands of tokens again
+        would take milliseconds for each waiting request in every step."""
+        reference, shared = self._awaited.get(session, (None, 0))
+        other = None if reference is None else reference()
+        if other is None or other not in sessions or other.slot is None:
+            return False
+        return other.is_filling and other.prefilled + LEAST_SHARED <= shared
 
     def _enter(self, session: Session, found: SlotContents | None, length: int, own: int | None) -> None:
         """Give a session the slot `own` or a spare one, with the first `length` ids of its prompt taken from

@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace.cache.slots import SlotKV
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
+from outpace.engine import admission
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.sampling.noise import noise_key, uniform
@@ -126,6 +127,25 @@ def test_requests_with_the_same_beginning_in_one_step_write_it_once(method: str)
         assert_plain(session)
     assert written(engine) == (42 + 3 * 10 if shares else 4 * 42), "what is left after two steps is not worth a third"
     assert [session.metrics.reused_tokens for session in sessions] == [0, *[32 if shares else 0] * 3]
+
+
+def test_prompts_are_not_compared_again_while_one_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against requests that wait for a prompt of 30,000 tokens and compare it with theirs in every step, a
+    millisecond or two for each of them."""
+    engine, plain, prompt, compared = mindful(), EmptyDraft(), random_ids(150, 7, VOCAB), list[int]()
+    compare = admission._shared
+
+    def counted(*given: Any) -> int:
+        compared.append(len(given[1]))
+        return compare(*given)
+
+    monkeypatch.setattr(admission, "_shared", counted)
+    sessions = [ask(engine, [*prompt, number], plain) for number in range(3)]
+    run_all(engine, sessions)
+    assert [session.metrics.reused_tokens for session in sessions] == [0, 144, 144]
+    assert len(compared) <= 12, "a few at the beginning and at the end for each that waits"
+    for session in sessions:
+        assert_plain(session)
 
 
 @pytest.mark.parametrize("method", [*TOYS, UNION])
