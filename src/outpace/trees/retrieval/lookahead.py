@@ -104,6 +104,7 @@ class JacobiWindow:
 
     def __init__(self, sizes: Sizes, ids: Sequence[int], source: random.Random, finals: Sequence[int] = ()) -> None:
         self._sizes, self._source, self._finals = sizes, source, finals
+        self._usable, self._read = list[int](), 0  # ids of the text that end nothing, of as many as were read
         self.rows: list[list[int]] = [[]]
         self._fill(ids)
 
@@ -132,9 +133,11 @@ class JacobiWindow:
     def _fill(self, ids: Sequence[int]) -> None:
         # A filling window loses a column per round, so it begins with more.
         width = self._sizes.window + self._sizes.level - 1 - len(self.rows)
-        ids = [token for token in ids if token not in self._finals] or ids
+        self._usable += [token for token in ids[self._read :] if token not in self._finals]
+        self._read = len(ids)
+        usable = self._usable or ids
         for row in self.rows:
-            row += [self._source.choice(ids) for _ in range(width - len(row))]
+            row += [self._source.choice(usable) for _ in range(width - len(row))]
 
 
 @dataclass(eq=False)

@@ -1,8 +1,9 @@
 """Lookahead decoding: the window as a tree against the two-dimensional window, the pool, and what both are good for."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -15,7 +16,7 @@ from outpace.engine.session import Session
 from outpace.testing import ToyTarget, decode
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.lookahead import WINDOW, Lookahead, LookaheadState, Sizes
+from outpace.trees.retrieval.lookahead import WINDOW, JacobiWindow, Lookahead, LookaheadState, Sizes
 
 
 class LoopTarget(ToyTarget):
@@ -122,6 +123,32 @@ def test_the_tree_is_the_two_dimensional_window(budget: int, target: ToyTarget, 
         assert entry.pool == {key: list(reversed(grams)) for key, grams in plain.pool.items()}
     assert whole > 8
     assert plain.pool
+
+
+class Text(list[int]):
+    """Ids that may be read in parts alone."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("a round reads the whole text")
+
+    def __getitem__(self, key: Any) -> Any:
+        assert not isinstance(key, slice) or key.start == self.read, "a round reads ids that it has read before"
+        self.read = len(self)
+        return super().__getitem__(key)
+
+
+def test_a_window_reads_each_id_once() -> None:
+    """Guards against a whole context of 32,000 ids that is searched for its ends in every round, milliseconds each; and
+    against ends among the ids that a window takes, or none left to take."""
+    text = Text([5, 6, 7, 9])
+    window = JacobiWindow(Sizes(5, 7, 7), text, random.Random(1), finals=(9,))
+    for token in (8, 9, 4):
+        text.append(token)
+        window.advance([1] * 7, 0, text)
+    assert {token for row in window.rows for token in row} <= {1, 4, 5, 6, 7, 8}
+    assert set(JacobiWindow(Sizes(3, 2, 2), [9], random.Random(1), finals=(9,)).rows[0]) == {9}
 
 
 def test_nodes_that_say_the_same_are_one() -> None:
