@@ -197,16 +197,19 @@ class PassCosts:
         """Milliseconds per further row of a pass that already has many."""
         return (self._measured[-1] - self._measured[-2]) / (ROWS[-1] - ROWS[-2])
 
-    def set_measured(self, ms: Sequence[float], context_ms: tuple[float, float] = (0.0, 0.0)) -> None:
+    def set_measured(
+        self, ms: Sequence[float], context_ms: tuple[float, float] = (0.0, 0.0), is_kept: bool = True
+    ) -> None:
         """Take over measured times, and write the cache file.
 
         Args:
             ms: of a pass without context, for each of `ROWS`.
             context_ms: what a token of its context adds for each request, and for each of its rows.
+            is_kept: false leaves the cache file alone, so that the next process measures again.
         """
         # More rows never take less time: where they seem to, the machine was busy.
         self._measured, self._context_ms = [min(ms[index:]) for index in range(len(ROWS))], context_ms
-        if self._file is not None:
+        if self._file is not None and is_kept:
             with suppress(OSError):  # a cache that cannot be written: the next process measures again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 stored = {"rows": ROWS, "ms": self._measured, "context_ms": self._context_ms}

@@ -20,6 +20,7 @@ _KEPT = 0.97  # decay of averages per round: about thirty rounds are remembered
 _PACE_KEPT = 0.95  # the same for the tokens that a request gains
 _REPEATS = 5  # measurements of each size at most
 _WITHIN = 3.0  # seconds after which measuring ends; the times are stored, and wrong ones would cost speed for good
+_SHORT = 512  # tokens of context: what more of them add is not known as exactly as a row's time
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
 _PROMPT_MS = 100.0  # about the time of a pass with prompts only, for which a new request must wait
 _MOST_WAIT = 2  # requests that wait for their prompts per decoding one, above which most requests wait
@@ -172,9 +173,9 @@ class Pricing:
     def _times(self, target: Target, sessions: Sequence[Session], prompt_rows: int) -> PassTimes:
         """Times of passes of these requests, for each number of nodes up to the sum of their budgets."""
         if not self._costs.is_known:
-            first = sessions[0]
-            assert first.slot is not None, "a session in a round has a slot"
-            measure(self._costs, target, first.slot, first.ids[-1], first.written)
+            shortest = min(sessions, key=lambda session: session.written)
+            assert shortest.slot is not None, "a session in a round has a slot"
+            measure(self._costs, target, shortest.slot, shortest.ids[-1], shortest.written)
         nodes = sum(session.budget for session in sessions)
         return self._costs.times(len(sessions), _context(sessions), nodes, prompt_rows)
 
@@ -184,7 +185,8 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
 
     Args:
         token: the id in every row of the passes.
-        context: tokens in the slot, whose time is subtracted where the target knows it.
+        context: tokens in the slot, whose time is subtracted where the target knows it. Behind a long one the times are
+            for this process alone.
     """
     context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
@@ -197,7 +199,7 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
     each, row = context_ms
     measured = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
     without = [max(ms - context * (each + row * rows), ms / 10) for rows, ms in zip(ROWS, measured, strict=True)]
-    costs.set_measured(without, context_ms)
+    costs.set_measured(without, context_ms, is_kept=context <= _SHORT)
 
 
 def _suffice(seconds: Sequence[Sequence[float]]) -> bool:

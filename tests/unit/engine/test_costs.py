@@ -155,6 +155,17 @@ def test_the_context_of_measured_passes_does_not_count(tmp_path: Path, monkeypat
     assert costs.times(1, 1000, 7).ms == pytest.approx([16.0 + 4 * n for n in range(8)])
 
 
+def test_times_behind_a_long_context_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times of a row that were subtracted from those of 20,000 tokens, a few percent of which are more
+    than a row takes, and that all later processes read."""
+    timed(monkeypatch, lambda rows, count: 0.001 * rows)
+    for context, is_kept in ((20_000, False), (100, True)):
+        costs = PassCosts(tmp_path / "costs.json")
+        measure(costs, ToyTarget(12), 0, 3, context)
+        assert costs.is_known
+        assert PassCosts(tmp_path / "costs.json").is_known == is_kept
+
+
 def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
     """Guards against rows that stay cheap for good, since the machine was busy when few of them were measured."""
     costs = known_costs(tmp_path)
