@@ -202,7 +202,10 @@ class Deadline:
         self.at = asyncio.get_running_loop().time() + seconds
 
     def missed(self) -> ApiError:
-        text = f"the answer took longer than {self._seconds:g} s: ask for fewer tokens"
+        text = (
+            f"prompt and answer took longer than {self._seconds:g} s: shorten the prompt, ask for fewer tokens, or "
+            "start the server with a larger --timeout"
+        )
         return ApiError(504, text, code="timeout")
 
     @asynccontextmanager

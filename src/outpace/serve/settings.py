@@ -28,7 +28,9 @@ class ServeSettings:
         (), "API key that requests must send; by default none is needed.", unit="KEY", variable="OUTPACE_API_KEY"
     )
     max_queue: int = setting(64, "Answers that may wait; more get status 429.", unit="REQUESTS", low=0)
-    timeout: float = setting(600.0, "Seconds that a request may take, waiting included.", unit="SECONDS", low=0.1)
+    timeout: float = setting(
+        600.0, "Seconds that a request may take, waiting and its prompt included.", unit="SECONDS", low=0.1
+    )
     send_timeout: float = setting(
         60.0, "Seconds after which a client that does not read or write is disconnected.", unit="SECONDS", low=0.1
     )

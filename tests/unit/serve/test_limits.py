@@ -202,7 +202,9 @@ def test_a_request_that_takes_too_long(model: Model, monkeypatch: pytest.MonkeyP
         await asyncio.sleep(30)
 
     with serving(model, timeout=0.3) as one:
-        assert error_of(one.post(LONG), 504)["type"] == "timeout_error"
+        late = error_of(one.post(LONG), 504)
+        assert late["type"] == "timeout_error"
+        assert "shorten the prompt" in late["message"], "a long prompt alone may take as long"
         with pytest.raises(openai.APIError, match="took longer"):
             one.chat(max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
         one.assert_idle()
