@@ -117,6 +117,25 @@ def test_bases_of_rotations_by_the_keys_of_ollama(tmp_path: Path) -> None:
     assert thetas == {"full_attention": 1e6, "sliding_attention": 2e4}
 
 
+def test_gemma3_with_its_image_encoder_as_ollama_has_it(tmp_path: Path) -> None:
+    """Guards against Ollama's Gemma 3 of 4, 12 and 27 billion parameters refused: their files hold the image encoder,
+    and leave out what is the same in all three."""
+    write_model(tmp_path / "m.gguf", case("gemma3_text"))
+    file = read_gguf(tmp_path / "m.gguf")
+    for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.freq_base_swa"):
+        file.values.pop(f"gemma3.{key}")
+    file.values["gemma3.vision.block_count"] = 27
+    found: Any = config_of(file, "m")
+    check_supported(found)
+    scaled, local = (found.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    assert (scaled["rope_theta"], scaled["rope_type"], scaled["factor"]) == (1e6, "linear", 8.0)
+    assert (local["rope_theta"], local["rope_type"], found.rms_norm_eps) == (1e4, "default", 1e-6)
+    parameters = weights_of(file, found).keys()
+    for name in ("v.blk.0.attn_q.weight", "mm.mm_soft_emb_norm.weight"):
+        file.tensors[name] = file.tensors["output_norm.weight"]
+    assert weights_of(file, found).keys() == parameters
+
+
 def test_it_takes_milliseconds(tmp_path: Path) -> None:
     """Guards against a config that parses the vocabulary again."""
     file = read_gguf(write_tiny_gguf(tmp_path / "m.gguf"))

@@ -4,7 +4,7 @@ Transformers reads fewer keys: it ignores scaled and partial rotation, windows, 
 parses the file again, which takes six seconds for a vocabulary of 150,000.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,12 @@ _PARTIAL_ROTATION = ("phi3", "gpt_neox")
 _FUSED_HEADS = ("gpt2", "gpt_neox")  # as many key heads as query heads
 _GEMMA_27B = {"gemma2": 46, "gemma3_text": 62}
 """Numbers of layers of the models that scale queries by hidden size / heads, not by the width of a head."""
+_GEMMA3_WITH_IMAGES = {
+    "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+    "gemma3.rope.global.freq_base": 1e6,
+    "gemma3.rope.scaling.factor": 8.0,
+}
+"""What Ollama's files of Gemma 3 with an image encoder leave out, since it is the same in all of these models."""
 _DEFAULT_THETA = 10_000.0
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3's scaling of its rotation, as in all of its models; a file stores the factors computed from it."""
@@ -67,6 +73,8 @@ def config_of(file: GgufFile, name: str) -> "PretrainedConfig | PlainConfig":
         UnsupportedModel: an architecture or a setting that cannot be expressed.
         ModelError: a value that is missing or contradicts another.
     """
+    if "gemma3.vision.block_count" in file.values:  # llama.cpp's converter writes the encoder into another file
+        file = replace(file, values=_GEMMA3_WITH_IMAGES | file.values)
     reader = _Reader(file, name, str(file.values.get("general.architecture")))
     if (kind := file.values.get("general.type", "model")) != "model":
         raise ModelError(

@@ -30,6 +30,8 @@ _SHIFTED_NORMS = ("gemma2", "gemma3_text")  # whose norms multiply by 1 + weight
 _NEIGHBOURS = ("llama", "smollm3")  # GGUF architectures that rotate neighbouring dimensions
 _SETTINGS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that are part of the config."""
+_IMAGES = ("v.", "mm.")
+"""How tensors of an image encoder begin, which Ollama keeps in the file of its Gemma 3."""
 _MOST_NAMED = 12
 AT_ONCE = 2**20
 """Weights that are converted at once: larger parts leave gaps in the heap."""
@@ -107,7 +109,7 @@ def weights_of(file: GgufFile, config: "PretrainedConfig") -> dict[str, Weight]:
         if weight.shape != tuple(parameter.shape):
             complaints.append(f"{' and '.join(names)} has shape {list(weight.shape)}, not {list(parameter.shape)}")
         found[name] = weight
-    complaints += [f"{name} is left over" for name in file.tensors if name not in used]
+    complaints += [f"{name} is left over" for name in file.tensors if name not in used and not name.startswith(_IMAGES)]
     if complaints:
         more = f"; and {len(complaints) - _MOST_NAMED} more" if len(complaints) > _MOST_NAMED else ""
         raise ModelError(
