@@ -100,7 +100,7 @@ def _add_metadata(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "gpt_neox":
         writer.add_parallel_residual(config.use_parallel_residual)
-    if family in ("gemma2", "gemma3_text"):
+    if values.get("final_logit_softcapping") is not None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

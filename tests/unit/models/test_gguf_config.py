@@ -48,6 +48,7 @@ _IGNORED = _ABOUT | {"bos_token_id", "eos_token_id"}
 _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": []},
     "gemma2": {"tie_word_embeddings": True},
+    "gemma3_text": {"final_logit_softcapping": None},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
     # GGUF has no number of its own for these; llama.cpp computes them.
     "gemma": {"query_pre_attn_scalar": 16},
@@ -144,6 +145,17 @@ def test_it_takes_milliseconds(tmp_path: Path) -> None:
     start = time.process_time()
     config_of(file, "m")
     assert time.process_time() - start < 0.05
+
+
+def test_gemma3_with_windows_has_no_cap(tmp_path: Path) -> None:
+    """Guards against flattened probabilities: Ollama's files of Gemma 3 name the cap of Gemma 2, which neither Ollama
+    nor llama.cpp applies."""
+    write_model(tmp_path / "m.gguf", tiny_config("gemma3_text"))
+    file = read_gguf(tmp_path / "m.gguf")
+    found: list[Any] = [config_of(file, "m")]
+    file.values["gemma3.attention.sliding_window"] = 0
+    found.append(config_of(file, "m"))
+    assert [one.final_logit_softcapping for one in found] == [None, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -246,9 +246,11 @@ class _Reader:
         is_largest = layers == _GEMMA_27B[family]
         scalar = fields["hidden_size"] // max(heads, 1) if is_largest else self.need("attention.key_length")
         found = {"query_pre_attn_scalar": scalar}
-        caps = {"attn_logit_softcapping", "final_logit_softcapping"} if is_second else {"final_logit_softcapping"}
-        found |= {cap: value for cap in caps if (value := self.get(cap)) is not None}
         window = self.get("attention.sliding_window", 4096 if is_second else None)
+        caps = {"attn_logit_softcapping", "final_logit_softcapping"} if is_second else {"final_logit_softcapping"}
+        if window and not is_second:  # Ollama's files of Gemma 3 name Gemma 2's cap, which llama.cpp ignores here
+            caps = set()
+        found |= {cap: value for cap in caps if (value := self.get(cap)) is not None}
         pattern = self.get("attention.sliding_window_pattern", 2 if is_second else 6)
         every = [(layer + 1) % pattern != 0 for layer in range(layers)] if isinstance(pattern, int) else list(pattern)
         sliding = [bool(window) and bool(one) for one in every]
