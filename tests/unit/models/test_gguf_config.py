@@ -16,6 +16,7 @@ from outpace.models.loading.gguf_config import config_of
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.registry import resolve
 from outpace.models.plain_decoder import stock_config
+from outpace.models.rotation import frequencies
 from tests.unit.models.gguf_models import write_model
 from tests.unit.models.tiny import FAMILIES, random_ids, stock_model, tiny_config, write_tiny_gguf
 
@@ -190,3 +191,13 @@ def test_scalings_that_are_not_computed_are_refused(tmp_path: Path) -> None:
     write_model(tmp_path / "llama.gguf", config)
     with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight: not the factors of Llama 3's rule.*original"):
         read_config(resolve(str(tmp_path / "llama.gguf")))
+
+
+def test_yarn_has_its_own_factor_of_attention(tmp_path: Path) -> None:
+    """Guards against scores of 0.6 times their size: DeepSeek-R1-0528-Qwen3-8B's `attn_factor`, which transformers and
+    llama.cpp ignore, is in its files as `yarn_attn_factor`."""
+    write_model(tmp_path / "m.gguf", tiny_config("qwen3", rope_parameters=YARN))
+    file = read_gguf(tmp_path / "m.gguf")
+    file.values["qwen3.rope.scaling.yarn_attn_factor"] = 0.8782488562869419
+    found: Any = config_of(file, "m")
+    assert frequencies(found.rope_parameters, 16)[1] == pytest.approx(1.1386294361119891)

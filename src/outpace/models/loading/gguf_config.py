@@ -188,8 +188,8 @@ class _Reader:
         if kind == "yarn":
             original = self.get("rope.scaling.original_context_length", self.need("context_length"))
             found["original_max_position_embeddings"] = original
-            names = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-            values = {field: self.get(f"rope.scaling.yarn_{key}") for field, key in names.items()}
+            # Not yarn_attn_factor, which llama.cpp ignores: DeepSeek's `attn_factor` there is no `attention_factor`.
+            values = {field: self.get(f"rope.scaling.yarn_{field}") for field in ("beta_fast", "beta_slow")}
             found |= {field: value for field, value in values.items() if value is not None}
         return found
 
