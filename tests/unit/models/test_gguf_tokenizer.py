@@ -158,6 +158,23 @@ def test_a_file_that_does_not_say_how_text_is_split_warns() -> None:
         assert codec_of(values).encode("a'b 1234 c") == said
 
 
+@pytest.mark.parametrize("said", [{}, {"tokenizer.ggml.pre": ""}, {"tokenizer.ggml.pre": "default"}])
+def test_llama3_is_known_by_its_tokens(said: dict[str, str]) -> None:
+    """Guards against numbers in other pieces, words split by merges and a BOS left out, in files of Llama 3 that do not
+    say how text is split: those of its first weeks, and some of Ollama's."""
+    values = byte_level_values(trained(of_bytes()), "llama-bpe")
+    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tokens += [f"[PAD{number}]" for number in range(len(tokens), 128_006)]
+    tokens += ["<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"]
+    values["tokenizer.ggml.token_type"] = np.pad(types, (0, len(tokens) - len(types)), constant_values=5)
+    wanted = codec_of(values)
+    values.pop("tokenizer.ggml.pre")
+    found = codec_of(values | said)
+    for text in random_texts(50):
+        assert found.encode(text) == wanted.encode(text), text
+    assert found.encode("ab")[0] == 1
+
+
 def test_qwen2_composes_and_llama3_keeps_whole_words() -> None:
     """Guards against accents that Qwen 2 was not trained on, and against merges where a word is a token."""
     values = byte_level_values(trained(of_bytes(), normalizers.NFC()), "qwen2")

@@ -119,14 +119,14 @@ def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping
 
 def _byte_level(values: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     """A vocabulary whose tokens are bytes, written as GPT-2 does."""
-    if "tokenizer.ggml.pre" not in values:
+    split = _split_of(values, tokens)
+    if split == "default" and not values.get("tokenizer.ggml.pre"):
         warnings.warn(
             f"{values.get('general.name', 'a GGUF file')}: tokenizer.ggml.pre is missing, as in files of before May "
-            "2024: text is split by llama.cpp's default rule, which is not that of Llama 3, Qwen or DeepSeek, and "
-            "answers may be worse; take a newer file of this model",
+            "2024: text is split by llama.cpp's default rule, which is not that of Qwen or DeepSeek, and answers may "
+            "be worse; take a newer file of this model",
             stacklevel=2,
         )
-    split = values.get("tokenizer.ggml.pre", "default")
     if split not in _SPLITS:
         raise ModelError(
             f"tokenizer.ggml.pre={split!r}: how it splits text is not known; known are {', '.join(_SPLITS)}; load the "
@@ -141,6 +141,14 @@ def _byte_level(values: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     )
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _split_of(values: Mapping[str, Any], tokens: list[str]) -> str:
+    """How the file says that text is split. Old files of Llama 3, and some of Ollama's, do not say it, and are known by
+    their tokens."""
+    split: str = values.get("tokenizer.ggml.pre") or "default"
+    is_llama3 = tokens[128_006:128_010:3] == ["<|start_header_id|>", "<|eot_id|>"]
+    return "llama-bpe" if split == "default" and is_llama3 else split
 
 
 def _sentencepiece(values: Mapping[str, Any], tokens: list[str], unknown: str | None) -> Tokenizer:
@@ -203,7 +211,7 @@ def _add(backend: Tokenizer, tokens: list[str], special: bool, strips: bool) -> 
 def _add_template(backend: Tokenizer, values: Mapping[str, Any], special: Mapping[str, str], tokens: list[str]) -> None:
     """The tokens that every text begins and ends with."""
     is_pieces = values["tokenizer.ggml.model"] == "llama"
-    usual = is_pieces or values.get("tokenizer.ggml.pre") in _BEGINS_WITH_BOS
+    usual = is_pieces or _split_of(values, tokens) in _BEGINS_WITH_BOS
     wanted = {"bos": values.get("tokenizer.ggml.add_bos_token", usual)}
     wanted["eos"] = values.get("tokenizer.ggml.add_eos_token", False)
     begin, end = ([special[role]] if wanted[role] and role in special else [] for role in ("bos", "eos"))
