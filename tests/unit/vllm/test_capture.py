@@ -60,7 +60,7 @@ def test_a_model_that_is_compiled_as_a_whole_is_refused() -> None:
     without a word."""
     target, made = Model(), Capture(Needs(top_k=1), LAYERS)
     target.do_not_compile = False  # type: ignore[attr-defined]
-    with pytest.raises(UnsupportedModel, match="Model as a whole.*--enforce-eager"):
+    with pytest.raises(UnsupportedModel, match=r"Model as a whole.*--enforce-eager"):
         made.install(target)
     target.do_not_compile = True  # type: ignore[attr-defined]
     made.install(target)

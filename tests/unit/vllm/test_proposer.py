@@ -140,7 +140,7 @@ def test_graphs_in_pieces_of_whole_passes_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
     asked, mode = config({"method": "lookup"}), SimpleNamespace(name="PIECEWISE", has_full_cudagraphs=lambda: False)
     asked.compilation_config = SimpleNamespace(cudagraph_mode=mode)
-    with pytest.raises(InvalidRequest, match="VLLM_USE_BREAKABLE_CUDAGRAPH=1: .*--enforce-eager"):
+    with pytest.raises(InvalidRequest, match=r"VLLM_USE_BREAKABLE_CUDAGRAPH=1: .*--enforce-eager"):
         Method(asked).load_model(None)
     mode.name = "NONE"
     check_graphs(asked)
