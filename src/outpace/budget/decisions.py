@@ -109,7 +109,7 @@ class RoundRates:
     drafts is compared with the tokens that rounds without drafts would have gained in its time.
     """
 
-    _KEPT = 0.98  # share of the sums that a further round keeps
+    _KEPT = 0.98  # share of the sums that a further round of about as many requests keeps
 
     def __init__(self) -> None:
         self._plain_ms = Averages(most=SLOWEST)  # of a round without drafts, by its number of requests
@@ -150,10 +150,14 @@ class RoundRates:
         if not self._is_drafted:
             self._plain_ms.learn(count, ms)
         else:
+            # `pays` weighs all numbers of a size together, so that those that no longer occur must fade, too.
+            for other, (rounds, had, took) in self._drafted.items():
+                if _size(other) == _size(count):
+                    self._drafted[other] = rounds * self._KEPT, had * self._KEPT, took * self._KEPT
             rounds, had, took = self._drafted.get(count, (0.0, 0.0, 0.0))
             if took:
                 ms = min(ms, SLOWEST * took / rounds)
-            self._drafted[count] = rounds * self._KEPT + 1, had * self._KEPT + tokens, took * self._KEPT + ms
+            self._drafted[count] = rounds + 1, had + tokens, took + ms
 
     def _expected_ms(self, count: int) -> float:
         """Milliseconds of a round of this many requests without drafts, interpolated between the numbers that were

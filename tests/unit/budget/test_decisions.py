@@ -249,6 +249,16 @@ def test_other_numbers_of_requests_are_interpolated() -> None:
     assert not rates.pays(13)
 
 
+def test_numbers_of_requests_that_no_longer_occur_fade() -> None:
+    """Guards against drafts that slow a full batch down for good, because they paid on other texts while it filled up:
+    rounds of 9 to 15 requests were remembered until as many had drafted again."""
+    rates = RoundRates()
+    for count in range(9, 16):
+        drafted(rates, 100, count, 2.5, 12.0)
+    found = drafted(rates, 600, 16, 1.1, 14.0)
+    assert sum(found[200:]) / 400 < 0.15
+
+
 def sized(sizes: TreeSizes, accepted: int, rounds: int, drafting_ms: float) -> list[list[int]]:
     """Budgets of two requests in some rounds: chains as long as the budget, of which so many nodes are accepted."""
     found = []
