@@ -112,7 +112,9 @@ class RoundRates:
     _KEPT = 0.98  # share of the sums that a further round of about as many requests keeps
 
     def __init__(self) -> None:
-        self._plain_ms = Averages(most=SLOWEST)  # of a round without drafts, by its number of requests
+        # Per token of each request, in rounds without drafts, by number of requests. Such rounds gain more than a token
+        # each where grammars force text, or where some requests have budgets of their own.
+        self._plain_ms = Averages(most=SLOWEST)
         # Decayed sums over rounds with drafts, by number of requests: rounds, tokens and milliseconds.
         self._drafted: dict[int, tuple[float, float, float]] = {}
         # The first round after a change is not learned from, because drafters catch up in it: a trial has four others.
@@ -148,7 +150,7 @@ class RoundRates:
         if self._is_first:
             return
         if not self._is_drafted:
-            self._plain_ms.learn(count, ms)
+            self._plain_ms.learn(count, ms * count / max(tokens, 1))
         else:
             # `pays` weighs all numbers of a size together, so that those that no longer occur must fade, too.
             for other, (rounds, had, took) in self._drafted.items():
@@ -160,8 +162,8 @@ class RoundRates:
             self._drafted[count] = rounds + 1, had + tokens, took + ms
 
     def _expected_ms(self, count: int) -> float:
-        """Milliseconds of a round of this many requests without drafts, interpolated between the numbers that were
-        seen."""
+        """Milliseconds in which this many requests gain a token each without drafts, interpolated between the numbers
+        that were seen."""
         seen = sorted(self._plain_ms.known)
         return float(np.interp(count, seen, [self._plain_ms.known[one] for one in seen]))
 

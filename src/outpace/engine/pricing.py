@@ -148,8 +148,7 @@ class Pricing:
             return
         if len(sessions) > 1:
             self._rates.advance(len(sessions), plan.is_drafted)
-            if plan.is_drafted or all(len(tree) == 1 for tree in trees):
-                self._rates.learn(len(sessions), sum(tokens), clock.ms())
+            self._rates.learn(len(sessions), sum(tokens), clock.ms())
         self.learn_times(sessions, sum(map(len, trees)), clock.ms("forward", "verify"), clock.ms(), tokens)
         for proposer, members in (_sized(sessions) if plan.is_drafted else {}).items():
             ms = clock.ms("draft") if len(members) == len(sessions) else None

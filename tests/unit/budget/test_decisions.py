@@ -259,6 +259,17 @@ def test_numbers_of_requests_that_no_longer_occur_fade() -> None:
     assert sum(found[200:]) / 400 < 0.15
 
 
+def test_rounds_without_drafts_may_gain_more_than_a_token_each() -> None:
+    """Guards against drafts that are compared with a token per request and round, where grammars force text and rounds
+    without drafts gain more."""
+    rates = RoundRates()
+    for _ in range(100):
+        drafts = rates.drafts(4)
+        rates.advance(4, drafts)
+        rates.learn(4, *((10, 20.0) if drafts else (8, 10.0)))
+    assert not rates.pays(4)
+
+
 def sized(sizes: TreeSizes, accepted: int, rounds: int, drafting_ms: float) -> list[list[int]]:
     """Budgets of two requests in some rounds: chains as long as the budget, of which so many nodes are accepted."""
     found = []

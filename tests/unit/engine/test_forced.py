@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from outpace.budget.costs import PassTimes, Prices
+from outpace.budget.decisions import RoundRates
 from outpace.core.params import Grammar, SamplingParams
 from outpace.core.protocols import Needs
 from outpace.core.tree import NEW_NODE, DraftTree, Topology
@@ -19,6 +21,7 @@ from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.grammars import EOS, OBJECT, ToyDetokenizer, ToyTokens, toy_tokenizer
 from tests.unit.engine.doubles import run_all
+from tests.unit.engine.test_costs import known_costs
 
 V = 160
 write = ToyTokens(V)
@@ -135,6 +138,19 @@ def test_what_is_forced_is_counted() -> None:
     assert metrics.accepted_retrieved == 0
     assert metrics.grammar_ms > 0
     assert metrics.tokens_per_step > 1.3
+
+
+def test_rounds_of_forced_text_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against batches under grammars that never learn what rounds gain without drafts: in hardly one of them no
+    request has forced text."""
+    gained = list[int]()
+    monkeypatch.setattr(RoundRates, "drafts", lambda rates, count: False)
+    monkeypatch.setattr(RoundRates, "learn", lambda rates, count, tokens, ms: gained.append(tokens))
+    target = ToyTarget(V, eos_token_ids=(EOS,))
+    engine = Engine(target, costs=known_costs(tmp_path), grammar_tokenizer=lambda: toy_tokenizer(V))
+    params = SamplingParams(max_new_tokens=40, grammar=OBJECT)
+    decode(engine, [[5, 6]] * 2, [params] * 2, [OracleDrafter([])] * 2)
+    assert max(gained) > 2
 
 
 def test_the_end_of_an_answer_is_no_dead_end() -> None:
