@@ -54,7 +54,7 @@ class Pricing:
 
     def __init__(self, costs: PassCosts, slowdown: float) -> None:
         self._costs, self._slowdown = costs, slowdown
-        self._usual = Averages()  # milliseconds of a round without prompts, by its number of requests
+        self._usual = Averages()  # milliseconds of a round, without its prompts, by its number of requests
         self._prompt_ms, self._prompt_rows = Averages(), Averages()  # of passes, by `_prompt_key`
         self._ms = Averages(_KEPT)  # of a round, by its number of requests
         self._paces: WeakKeyDictionary[Session, float] = WeakKeyDictionary()  # tokens gained per round
@@ -140,20 +140,35 @@ class Pricing:
         verdicts: Mapping[int, Verdict],
         clock: Phases,
         tokens: Sequence[int],
+        *,
+        has_prompts: bool,
     ) -> None:
         """Learn the time of a round and, if any of its requests follows prices or sizes, what was drafted and
-        accepted."""
-        self._usual.learn(len(sessions), clock.ms())
+        accepted.
+
+        Under steady arrivals hardly a round is without prompts. In one with prompts, the time that its pass is expected
+        to take without them counts.
+        """
+        count, rows, ms = len(sessions), sum(map(len, trees)), clock.ms()
+        if has_prompts:
+            if not self._costs.is_known:
+                return
+            without = self._costs.times(count, _context(sessions), 0, rows - count)
+            ms = without.ms[0] + clock.ms("draft", "commit", "observe")
+        self._usual.learn(count, ms)
         if not _follow(sessions):
             return
-        if len(sessions) > 1:
-            self._rates.advance(len(sessions), plan.is_drafted)
-            self._rates.learn(len(sessions), sum(tokens), clock.ms())
-        self.learn_times(sessions, sum(map(len, trees)), clock.ms("forward", "verify"), clock.ms(), tokens)
+        if count > 1:
+            self._rates.advance(count, plan.is_drafted)
+            self._rates.learn(count, sum(tokens), ms)
+        if has_prompts:
+            self.learn_paces(sessions, tokens)
+        else:
+            self.learn_times(sessions, rows, clock.ms("forward", "verify"), ms, tokens)
         for proposer, members in (_sized(sessions) if plan.is_drafted else {}).items():
-            ms = clock.ms("draft") if len(members) == len(sessions) else None
+            drafting_ms = clock.ms("draft") if len(members) == count else None
             seen = [_seen(trees[index], verdicts.get(index)) for index in members]
-            self._sizes[proposer].learn([plan.budgets[index] for index in members], seen, ms)
+            self._sizes[proposer].learn([plan.budgets[index] for index in members], seen, drafting_ms)
 
     def learn_times(
         self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]

@@ -74,10 +74,9 @@ def run_round(
         with phase("prompts"):
             prompts.take(chunk_outputs)
         if pricing is not None:
-            pricing.learn_paces(sessions, tokens_gained)
             pricing.learn_prompts(sessions, prompts.context, prompts.rows, sum(map(len, trees)), phase)
-    elif pricing is not None:
-        pricing.learn(sessions, plan, trees, verdicts, phase, tokens_gained)
+    if pricing is not None:
+        pricing.learn(sessions, plan, trees, verdicts, phase, tokens_gained, has_prompts=prompts is not None)
 
 
 def write_prompts(target: Target, prompts: Prompts, pricing: Pricing | None = None) -> None:

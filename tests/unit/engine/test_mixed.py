@@ -9,7 +9,8 @@ from torch import Tensor
 
 from outpace.budget.costs import PassCosts
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer
+from outpace.core.protocols import DraftRequest, Needs, Proposer
+from outpace.core.tree import DraftTree
 from outpace.engine import engine as admitting
 from outpace.engine import phases as timing
 from outpace.engine import pricing as measuring
@@ -115,6 +116,36 @@ def test_long_prompts_do_not_delay_streams(target: Clocked, method: str, slowdow
     assert len(stream.events) >= 235, "a token in every round"
     afforded = sum(gaps) * 1e3 * (1 - 1 / slowdown) / ROW_MS
     assert sum(session.prefilled for session in long) >= min(0.9 * afforded, 4000)
+
+
+class Dear(EmptyDraft):
+    """Drafting that takes 0.2 seconds a round and finds nothing."""
+
+    budget = 4
+
+    def __init__(self, target: Clocked, prices: int) -> None:
+        self.needs, self.drafts, self._target = Needs(prices=prices), list[bool](), target
+
+    def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        self.drafts.append(any(request.budget for request in requests))
+        self._target.now += 0.2 * self.drafts[-1]
+        return super().propose(states, requests)
+
+
+@pytest.mark.parametrize("prices", [0, 4])
+def test_rounds_with_prompts_teach_whether_drafts_pay(target: Clocked, prices: int) -> None:
+    """Guards against drafts that never pay and go on as long as requests arrive: rounds with prompts taught nothing of
+    them, and under steady arrivals there is hardly another."""
+    engine, proposer = Engine(target, costs=PassCosts()), Dear(target, prices)
+    engine.shares_prefixes = False
+    streams = [add(engine, [1, 2, last], proposer, 3000) for last in (3, 4)]
+    long = [add(engine, LONG, EmptyDraft()) for _ in range(16)]
+    for _ in range(200):
+        engine.step()
+    assert any(session.is_filling for session in long)
+    assert not any(session.has_ended for session in streams)
+    assert proposer.drafts[0]
+    assert sum(proposer.drafts[-100:]) < 20
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
