@@ -48,6 +48,7 @@ class Roster:
         self._slots, self.shares = range(slots), True
         self._arrivals, self._most = count(), 0
         self._sessions: dict[int, ref[Session]] = {}  # in order of arrival; other threads may add to it at any time
+        self._placed: dict[int, ref[Session]] = {}  # by slot, the request that got it last
         self._cached: dict[int, SlotContents] = {}  # contents of free slots, least recently used first
 
     def add(self, sessions: Sequence[Session]) -> None:
@@ -60,6 +61,16 @@ class Roster:
         """The requests that have not ended, waiting ones included, in order of arrival."""
         found = [reference() for reference in list(self._sessions.values())]
         return [session for session in found if session is not None and not session.has_ended]
+
+    def place(self, session: Session, slot: int) -> None:
+        """Put a request into a free slot, which it owns from here on."""
+        self._placed[slot] = ref(session)
+        session.slot = slot
+
+    def placed(self) -> list[Session]:
+        """The requests in slots that have not ended. Thousands of others may wait, which would take milliseconds."""
+        found = [(slot, reference()) for slot, reference in list(self._placed.items())]
+        return [one for slot, one in found if one is not None and one.slot == slot and not one.has_ended]
 
     def prune(self) -> None:
         """Forget requests that have ended or were dropped."""
@@ -89,7 +100,7 @@ class Roster:
 
     def free(self) -> list[int]:
         """The free slots, in the order to overwrite them: without contents first, then the least recently used."""
-        taken = {session.slot for session in self.running()}
+        taken = {session.slot for session in self.placed()}
         empty = [slot for slot in self._slots if slot not in taken and slot not in self._cached]
         return [*empty, *(slot for slot in list(self._cached) if slot not in taken)]  # any thread may ask
 
@@ -148,7 +159,7 @@ class Admission:
         memory = self._target.memory
         if memory.budget is None:
             return True
-        reserved = {other.slot: self._most(other) for other in self._roster.running() if other.slot is not None}
+        reserved = {other.slot: self._most(other) for other in self._roster.placed()}
         slots = [slot for slot in range(self._target.max_slots) if slot != own]
         left = memory.budget - max(self._most(session), 0 if own is None else memory.held(own))
         left -= sum(max(memory.held(slot), reserved.get(slot, 0)) for slot in slots)
@@ -177,8 +188,8 @@ class Admission:
         best: tuple[SlotContents | None, int] = None, 0
         if not self._may_share(session):
             return best
-        others = [other for other in self._roster.running() if other.slot is not None and self._may_share(other)]
-        for contents in [*map(_contents, others), *self._roster.cached()]:
+        others = [_contents(other) for other in self._roster.placed() if self._may_share(other)]
+        for contents in [*others, *self._roster.cached()]:
             is_own = contents.proposer is session.proposer
             if session.proposer.can_fork(is_own):
                 length = _shared(contents.ids, session.prompt_ids, session.proposer)
@@ -230,7 +241,7 @@ class Admission:
         if memory.held(slot) > self._most(session):  # rows of an earlier request, out of reach of this one
             memory.trim(slot)
         session.placed_at = perf_counter()
-        session.slot = slot  # last: it owns the slot from here on
+        self._roster.place(session, slot)  # last
 
 
 def _shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:

@@ -384,11 +384,13 @@ class Engine:
     ) -> None:
         """Make one step of all requests, or of `only` some, unless the condition holds already."""
         self._steps.settle()
-        if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
+        running = self._roster.running()
+        if cancelled := [session for session in running if session.is_cancelled]:
             self._steps.end(cancelled)
+            running = self._roster.running()
         if is_done():
             return
-        sessions = [session for session in self._roster.running() if only is None or session in only]
+        sessions = running if only is None else [session for session in running if session in only]
         try:
             self._steps.make(sessions)
         except Exception:
