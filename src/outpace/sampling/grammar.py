@@ -84,15 +84,11 @@ class Grammars:
             tokenizer = self._made_tokenizer()
             matcher = self._compiled.get(grammar)
             if matcher is None:
-                matcher = _in_deep_stack(partial(_compile, grammar, tokenizer))
-                self._compiled[grammar] = matcher
-                while (
-                    len(self._compiled) > _COMPILED or sum(len(one.text) for one in self._compiled) > _MOST_CHARACTERS
-                ):
-                    self._compiled.popitem(last=False)
+                matcher = self._made(grammar)
             else:
                 self._compiled.move_to_end(grammar)
-            return GrammarConstraint(matcher.deep_copy(), tokenizer.eos_tokens, eos_token_ids, self._tokens)
+            renew = partial(self._renewed, grammar)
+            return GrammarConstraint(matcher, tokenizer.eos_tokens, eos_token_ids, self._tokens, renew)
 
     def prepare(self) -> None:
         """Make the tokenizer now, which takes about a second for a large vocabulary.
@@ -110,12 +106,29 @@ class Grammars:
             self._tokenizer = tokenizer
         return self._tokenizer
 
+    def _made(self, grammar: Grammar) -> "LLMatcher":
+        matcher = self._compiled[grammar] = _in_deep_stack(partial(_compile, grammar, self._made_tokenizer()))
+        while len(self._compiled) > _COMPILED or sum(len(one.text) for one in self._compiled) > _MOST_CHARACTERS:
+            self._compiled.popitem(last=False)
+        return matcher
+
+    def _renewed(self, grammar: Grammar, failed: "LLMatcher") -> "LLMatcher":
+        """A matcher at the beginning of a grammar that shares nothing with one whose copies fail: all copies of a
+        matcher share its lexer's automaton, and fail for good when what they have read together exceeds its limits."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            return self._made(grammar) if matcher is None or matcher is failed else matcher
+
 
 class GrammarConstraint:
     """A grammar matched along one request's ids and along the paths after them: `core.params.Constraint`.
 
     Each call passes all generated ids. Their common prefix with those of the last call is kept; the matcher rolls back
     or consumes the rest. So nothing has to be undone after a walk or a step that an exception cut short.
+
+    Args:
+        matcher: at the beginning of the grammar; it is only copied.
+        renew: of a matcher whose copies fail, one that shares nothing with it.
     """
 
     def __init__(
@@ -124,8 +137,9 @@ class GrammarConstraint:
         special: Sequence[int],
         eos_token_ids: Sequence[int],
         tokens: Callable[[bytes], tuple[int, ...]],
+        renew: "Callable[[LLMatcher], LLMatcher]",
     ) -> None:
-        self._fresh, self._special, self._tokens = matcher, list(special), tokens
+        self._fresh, self._special, self._tokens, self._renew = matcher, list(special), tokens, renew
         self._eos = frozenset(eos_token_ids)
         self._matcher = matcher.deep_copy()
         self._consumed: list[int] | None = []  # by the matcher; None while that is uncertain
@@ -145,9 +159,13 @@ class GrammarConstraint:
         started = perf_counter()
         if generated and generated[-1] in self._eos:
             return None
-        matcher = self._follow(generated)
         allowed = torch.zeros(vocab_size, dtype=torch.bool)
-        if matcher is not None:
+        for is_second in (False, True):
+            if is_second:
+                self._fresh = self._renew(self._fresh)
+            matcher = self._follow(generated)
+            if matcher is None:
+                break
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
             found = torch.from_numpy(bits[:vocab_size]).bool()
             if self._is_sound(matcher):
@@ -155,6 +173,7 @@ class GrammarConstraint:
                 allowed[[token for token in (*self._special, *self._eos) if 0 <= token < vocab_size]] = False
                 if matcher.is_accepting():
                     allowed[[token for token in self._eos if 0 <= token < vocab_size]] = True
+                break
         self._seconds += perf_counter() - started
         return allowed
 
@@ -212,11 +231,23 @@ class GrammarConstraint:
         return token not in self._special and matcher.validate_tokens([token]) == 1
 
     def _follow(self, generated: Sequence[int]) -> "LLMatcher | None":
-        """The matcher after generated ids; None where it has failed on them."""
+        """The matcher after generated ids; None where it fails on them, and a renewed one too."""
         known, ids = self._consumed, list(generated)
         self._consumed = None
-        if known is None:
-            self._matcher, known, self.error = self._fresh.deep_copy(), [], None
+        if (known is None or not self._reach(known, ids)) and not self._restart(ids):
+            self._fresh = self._renew(self._fresh)
+            if not self._restart(ids):
+                return None
+        self._consumed = ids
+        return self._matcher
+
+    def _restart(self, ids: list[int]) -> bool:
+        """Take a new matcher to generated ids; whether it has no error there."""
+        self._matcher, self.error = self._fresh.deep_copy(), None
+        return self._reach([], ids)
+
+    def _reach(self, known: list[int], ids: list[int]) -> bool:
+        """Take the matcher from one sequence of ids to another; whether it has no error there."""
         shared = len(known)
         if ids[:shared] != known:
             shared = next((at for at, (one, two) in enumerate(zip(known, ids)) if one != two), min(shared, len(ids)))
@@ -224,10 +255,7 @@ class GrammarConstraint:
             self._matcher.rollback(len(known) - shared)
         if shared < len(ids):
             self._matcher.consume_tokens(ids[shared:])
-        if not self._is_sound(self._matcher):
-            return None
-        self._consumed = ids
-        return self._matcher
+        return self._is_sound(self._matcher)
 
     def _is_sound(self, matcher: "LLMatcher") -> bool:
         """Whether the matcher has no error; otherwise keep the reason, and start afresh at the next call."""

@@ -225,10 +225,25 @@ def test_too_much_for_the_library_ends_one_request(grammars: Grammars) -> None:
     one, other, ids = constraint(grammars), constraint(grammars), ToyTokens(V)(ANSWER)
     one.mask(ids[:2], V)
     one._matcher.consume_token(9)  # not allowed: from here on the matcher is in its state of error
+    assert allowed(one, ids[:2]) == allowed(other, ids[:2]), "it begins afresh"
+    one._fresh, one._renew = one._fresh.deep_copy(), lambda failed: failed
+    for matcher in (one._fresh, one._matcher):
+        matcher.consume_token(9)
     assert allowed(one, ids[:2]) == []
     assert "doesn't satisfy" in str(one.error)
     assert allowed(other, ids[:2]) != []
-    assert allowed(one, ids[:2]) == allowed(other, ids[:2]), "asked again it begins afresh"
+
+
+def test_a_grammar_is_not_used_up() -> None:
+    """Guards against a grammar that fails for everyone as long as it is cached: all copies of a matcher share its
+    lexer's automaton, and had read more than 10,000 tokens together."""
+    grammars, source = Grammars(lambda: toy_tokenizer(V)), random.Random(5)
+    letters = ToyTokens(V)("a") + ToyTokens(V)("b")
+    for _ in range(20):
+        one, said = constraint(grammars, Grammar.regex("[ab]*a[ab]{16}b[ab]*")), source.choices(letters, k=2000)
+        assert all(one.allows(said, letter) for letter in letters), one.error
+    assert set(letters) <= set(allowed(one, said)), one.error
+    assert len(grammars._compiled) == 1
 
 
 def test_other_threads_may_compile_meanwhile(grammars: Grammars) -> None:
