@@ -30,6 +30,8 @@ _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are cached
 _MOST_CHARACTERS = 200_000  # in one grammar, and in all cached ones together
 _MOST_OF_REGEXES = 20_000  # of a grammar: memory grows with the square of one, 20 MB at this length, 450 MB at 90,000
+_MOST_PATTERNS = 32  # in the patternProperties of a schema: 200 take llguidance 0.3 seconds, 400 take six
+_MOST_OPTIONAL = 500  # properties of an object: at more llguidance mostly fails later, and 8,000 take four seconds
 _ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _STACK_ON_WINDOWS = (1 << 28) - (1 << 16)  # where Python refuses 256 MB and more
@@ -336,19 +338,37 @@ def _check_regexes(regexes: set[str]) -> None:
 
 
 def _regexes_of_schema(schema: Any) -> set[str]:
-    """The regular expressions of a JSON schema; separators in its `x-guidance` count too."""
-    found, pending = set[str](), [schema]
+    """The regular expressions of a JSON schema; separators in its `x-guidance` count too. ValueError if it has so many
+    names that it would take seconds or hours to compile."""
+    found, patterns, pending = set[str](), set[str](), [schema]
     while pending:
         one = pending.pop()
         if isinstance(one, dict):
+            _check_optional(one)
             names, own = one.get("patternProperties"), one.get("x-guidance")
-            texts = [one.get("pattern"), *(names if isinstance(names, dict) else ())]
-            texts += own.values() if isinstance(own, dict) else ()
+            patterns.update(names if isinstance(names, dict) else ())
+            texts = [one.get("pattern"), *(own.values() if isinstance(own, dict) else ())]
             found.update(text for text in texts if isinstance(text, str))
             pending += one.values()
         elif isinstance(one, list):
             pending += one
-    return found
+    if len(patterns) > _MOST_PATTERNS:
+        raise ValueError(
+            f"a JSON schema with {len(patterns):,} different patternProperties, the limit is {_MOST_PATTERNS}; join "
+            "some to one pattern"
+        )
+    return found | patterns
+
+
+def _check_optional(schema: dict[str, Any]) -> None:
+    names, required = schema.get("properties"), schema.get("required")
+    if isinstance(names, dict):
+        count = len(names.keys() - set(map(str, required if isinstance(required, list) else ())))
+        if count > _MOST_OPTIONAL:
+            raise ValueError(
+                f"a JSON schema of an object with {count:,} optional properties, the limit is {_MOST_OPTIONAL}; list "
+                "some under required"
+            )
 
 
 def _parts_of_lark(text: str) -> Iterator[tuple[re.Match[str], Any]]:

@@ -200,7 +200,7 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
 def _blamed(model: Model, body: SharedFields, params: SamplingParams, param: str, error: InvalidRequest) -> ApiError:
     """The error of a request whose grammar cannot be compiled. The grammar of calls is made here, so its errors would
     quote text that is not in the request: if a tool's schema is at fault, the error names that schema."""
-    is_of_schema = any(one in str(error) for one in ("failed to compile JSON schema", "regular expressions of"))
+    is_of_schema = any(one in str(error) for one in ("JSON schema", "regular expressions of"))
     if isinstance(body, ChatRequest) and body.may_call and is_of_schema:
         for index, tool in enumerate(body.tools or ()):
             if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.function.name:

@@ -160,6 +160,8 @@ DOUBLED = "".join(f"A{number}: A{number + 1} A{number + 1}\n" for number in rang
         (Grammar.regex("(a|b)*" * 3400), "the limit is 20,000"),  # 90,000 characters take 450 MB, and 64 are kept
         (Grammar.json_schema({"pattern": "^(a|b)*$", "anyOf": [{"pattern": "(a|b)*" * 3400}]}), "of 20,408 characters"),
         (Grammar.json_schema({"patternProperties": {"a?" * 6000: {}, "b?" * 6000: {}}}), "of 24,000 characters"),
+        (Grammar.json_schema({"allOf": [{"patternProperties": {f"^{n}$": {}}} for n in range(33)]}), "33 different"),
+        (Grammar.json_schema({"properties": {str(n): {} for n in range(502)}, "required": ["7"]}), "501 optional"),
         (Grammar.json_schema({"x-guidance": {"key_separator": "a?" * 10_001}}), "of 20,002 characters"),
         (Grammar.lark('start: T  # "\nT: /' + "(a|b)*" * 3400 + "/"), "of 20,400 characters"),
         (Grammar.lark("start: T\nT: " + '("a"|"b")* ' * 5001), "its terminals stand for regular expressions"),
@@ -185,7 +187,7 @@ def test_only_regular_expressions_count_as_such(grammars: Grammars) -> None:
     """Guards against large grammars that are refused for slashes in their strings and comments, or for a pattern that
     many fields have; and against reading a hostile one again from each of its quotes."""
     same = {f"p{number}": {"type": "string", "pattern": "^[ab]{1,9}$"} for number in range(2000)}
-    constraint(grammars, Grammar.json_schema({"properties": same}))
+    constraint(grammars, Grammar.json_schema({"properties": same, "required": list(same)}))
     constraint(grammars, Grammar.lark('start: "/a" | "b/" | "\\"/c"  // /' + "x" * 30_000 + '\n  | "d"'))
     assert _regexes_of_lark('"' + '\\"' * 90_000 + "/a/") == set()
     assert _size_of_terminals("a [" * 60_000) == 0

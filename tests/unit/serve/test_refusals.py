@@ -264,7 +264,10 @@ def test_an_error_names_fields_as_the_api_does(served: Served) -> None:
     assert in_its_words("stop='max_new_tokens': give eos_token_ids") == "stop='max_new_tokens': give stop_token_ids"
 
 
-@pytest.mark.parametrize("fault", [UNSATISFIABLE, {"patternProperties": {"a?" * 30: {}}}])
+@pytest.mark.parametrize(
+    "fault",
+    [UNSATISFIABLE, *({"patternProperties": names} for names in ({"a?" * 30: {}}, {str(n): {} for n in range(33)}))],
+)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_a_bad_tool_is_to_blame_where_it_must_be_called(
     served: Served, choice: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
