@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import Grammar
-from outpace.core.tree import Topology
+from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are cached
+_MOST_FORCED = 2048  # bytes of a forced text that are drafted: a tree has room for about as many
 _MOST_CHARACTERS = 200_000  # in one grammar, and in all cached ones together
 _MOST_OF_REGEXES = 20_000  # of a grammar: memory grows with the square of one, 20 MB at this length, 450 MB at 90,000
 _MOST_PATTERNS = 32  # in the patternProperties of a schema: 200 take llguidance 0.3 seconds, 400 take six
@@ -47,7 +48,7 @@ or a directive begins. Closing marks are optional, so that a text is read only o
 
 
 class Forced(NamedTuple):
-    """Text that must follow a node, as the tokenizer encodes it.
+    """Text that must follow a node, as the tokenizer encodes it; of a long one the beginning.
 
     Attributes:
         certain: how many of the first `tokens` are forced: the mask allows no other. The answer may tokenize the rest
@@ -204,8 +205,9 @@ class GrammarConstraint:
                     pending.append((node, True))
                 only = _only(matcher)
                 if wanted[node] and (text := matcher.compute_ff_bytes()):
-                    chain = self._tokens(text)
-                    forced[node] = Forced(chain if chain[: len(only)] == only else only, len(only))
+                    chain = self._tokens(text[:_MOST_FORCED])
+                    chain = chain if chain[: len(only)] == only else only
+                    forced[node] = Forced(chain[:MAX_TREE_NODES], len(only))
                 for child in children[node]:
                     allowed[child] = self._may_follow(matcher, tokens[child], only)
                     if allowed[child] and (children[child] or wanted[child]):

@@ -137,6 +137,23 @@ def test_forced_text_is_allowed_by_the_mask(grammars: Grammars) -> None:
             said.append(source.choice(allowed(one, said)))
 
 
+def test_long_constants_take_little_memory(grammars: Grammars) -> None:
+    """Guards against ten gigabytes for one answer: after each token of a constant of 150,000 characters, the rest of it
+    was cached with its tokens."""
+    one, text, asked = constraint(grammars, Grammar.choice(["abx" * 2000])), "abx" * 2000, list[bytes]()
+    tokens = one._tokens
+
+    def counted(given: bytes) -> tuple[int, ...]:
+        asked.append(given)
+        return tokens(given)
+
+    one._tokens = counted
+    _, forced = one.explore([], Topology.chain(1), [5], [True])
+    assert sum(map(len, asked)) <= 2048
+    assert 100 < len(forced[0].tokens) <= 512
+    assert list(forced[0].tokens[:100]) == ToyTokens(V)(text)[:100]
+
+
 DOUBLED = "".join(f"A{number}: A{number + 1} A{number + 1}\n" for number in range(90))
 """Terminals that stand for 2 ** 90 of the last one; ten in each of four lines took 200 MB, in five all memory."""
 
