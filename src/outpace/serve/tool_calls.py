@@ -51,6 +51,7 @@ class CallReader:
 
     def __init__(self) -> None:
         self._held = ""  # text that may be white space before a call or part of a call
+        self._searched = 0  # closing marks that begin before this place of the held text are within strings
         self._calls = 0
 
     @property
@@ -74,10 +75,10 @@ class CallReader:
                 deltas += _content(self._held[: end + len(CLOSE)])
             else:
                 deltas += [*_content(self._held[:begin].strip() and self._held[:begin].rstrip()), call]
-            self._held, place = after, 0
+            self._held, self._searched, place = after, 0, 0
         certain = self._certain()
         deltas += _content(self._held[:certain])
-        self._held = self._held[certain:]
+        self._held, self._searched = self._held[certain:], 0
         return deltas
 
     def close(self) -> list[dict[str, Any]]:
@@ -91,9 +92,10 @@ class CallReader:
 
     def _end(self, begin: int) -> int:
         """Index of the first closing mark outside strings of the call's JSON; -1 if there is none yet."""
-        end = self._held.find(CLOSE, begin)
+        end = self._held.find(CLOSE, max(begin, self._searched))
         while end >= 0 and _is_in_string(self._held[begin:end]):
-            end = self._held.find(CLOSE, end + 1)
+            self._searched = end + 1
+            end = self._held.find(CLOSE, self._searched)
         return end
 
     def _certain(self) -> int:

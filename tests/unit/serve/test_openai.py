@@ -331,6 +331,25 @@ def test_the_last_call_needs_no_closing_mark(step: int) -> None:
         assert reader.has_called == is_call
 
 
+def test_a_mark_in_a_string_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an event loop that stands still: a string that repeats the closing mark was read anew up to each
+    of them at each token, 2 s in all for 1,000 marks and a minute for 4,000."""
+    seen = list[str]()
+
+    def counted(text: str) -> bool:
+        seen.append(text)
+        return text.count('"') % 2 == 1
+
+    monkeypatch.setattr("outpace.serve.tool_calls._is_in_string", counted)
+    reader = CallReader()
+    for call in range(2):
+        assert not reader.push('<tool_call>{"name": "f", "arguments": {"a": "')
+        assert not any(reader.push("</tool_call>") for _ in range(50))
+        (delta,) = reader.push('"}}</tool_call>')
+        assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"a": "</tool_call>" * 50}
+        assert len(seen) == 51 * (call + 1)
+
+
 @pytest.mark.parametrize("inside", ['{"name": "f", "parameters": {"a": 1}}', '{"name": "f", "a": 1}'])
 def test_arguments_by_another_name_are_not_dropped(inside: str) -> None:
     """Guards against a tool that is called without the arguments that the model has written."""
