@@ -200,6 +200,17 @@ def test_what_cannot_be_compiled_or_satisfied_is_refused(grammars: Grammars, gra
     assert len(str(raised.value)) < 700
 
 
+def test_choices_may_be_many(grammars: Grammars) -> None:
+    """Guards against a choice of more than 2,000 texts that is accepted, and fails at each answer's first token."""
+    write, options = ToyTokens(V), [f"a {number}" for number in range(3000)]
+    digits = {write(digit)[0] for digit in "0123456789"}
+    one = constraint(grammars, Grammar.choice(options))
+    assert set(allowed(one, write("a "))) == {*digits, *write("12")}, one.error
+    assert set(allowed(one, write("a 299"))) == {*digits, EOS}
+    with pytest.raises(InvalidRequest, match="more than 20,000 characters"):
+        constraint(grammars, Grammar.choice([f"a{number}" for number in range(11_000)]))
+
+
 def test_only_regular_expressions_count_as_such(grammars: Grammars) -> None:
     """Guards against large grammars that are refused for slashes in their strings and comments, or for a pattern that
     many fields have; and against reading a hostile one again from each of its quotes."""
