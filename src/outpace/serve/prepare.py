@@ -141,8 +141,10 @@ def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]
     if text == plain:
         raise refused("tools", f"the chat template of {codec.name} takes none; name one that does by --chat-template")
     special = [added.content for added in codec.tokenizer.added_tokens_decoder.values() if added.special]
-    if OPEN not in str(codec.tokenizer.chat_template) or OPEN in special:
-        raise refused("tools", f"this server reads calls within {OPEN}, and the chat template asks for another form")
+    template = str(codec.tokenizer.chat_template)
+    # Qwen3-Coder's template asks for XML between the same marks: <function=name><parameter=name>.
+    if OPEN not in template or OPEN in special or "<function=" in template:
+        raise refused("tools", f"this server reads JSON within {OPEN}, and the chat template asks for another form")
     return codec.encode_rendered(text)
 
 

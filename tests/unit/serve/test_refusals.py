@@ -166,6 +166,10 @@ def test_a_template_without_tools_refuses_them(served: Served, monkeypatch: pyte
     assert error_of(served.post(CHAT | {"messages": said}))["param"] == "messages[1].tool_calls"
     monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     assert "<tool_call>" in error_of(served.post(CHAT | {"tools": [TOOL]}))["message"]
+    coder = "{{ tools }}<tool_call>\n<function=name>\n{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", coder)
+    for choice in ("auto", "required"):  # calls as Qwen3-Coder writes them would be sent as text
+        assert "JSON within" in error_of(served.post(CHAT | {"tools": [TOOL], "tool_choice": choice}))["message"]
 
 
 def test_a_template_that_relies_on_calls_shows_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
