@@ -112,9 +112,9 @@ class RoundRates:
     _KEPT = 0.98  # share of the sums that a further round of about as many requests keeps
 
     def __init__(self) -> None:
-        # Per token of each request, in rounds without drafts, by number of requests. Such rounds gain more than a token
-        # each where grammars force text, or where some requests have budgets of their own.
-        self._plain_ms = Averages(most=SLOWEST)
+        # Of rounds without drafts, by number of requests. Such rounds gain more than a token each where grammars force
+        # text, or where some requests have budgets of their own.
+        self._plain_ms, self._plain_tokens = Averages(most=SLOWEST), Averages()
         # Decayed sums over rounds with drafts, by number of requests: rounds, tokens and milliseconds.
         self._drafted: dict[int, tuple[float, float, float]] = {}
         # The first round after a change is not learned from, because drafters catch up in it: a trial has four others.
@@ -150,7 +150,8 @@ class RoundRates:
         if self._is_first:
             return
         if not self._is_drafted:
-            self._plain_ms.learn(count, ms * count / max(tokens, 1))
+            self._plain_ms.learn(count, ms)
+            self._plain_tokens.learn(count, tokens)
         else:
             # `pays` weighs all numbers of a size together, so that those that no longer occur must fade, too.
             for other, (rounds, had, took) in self._drafted.items():
@@ -164,8 +165,9 @@ class RoundRates:
     def _expected_ms(self, count: int) -> float:
         """Milliseconds in which this many requests gain a token each without drafts, interpolated between the numbers
         that were seen."""
-        seen = sorted(self._plain_ms.known)
-        return float(np.interp(count, seen, [self._plain_ms.known[one] for one in seen]))
+        tokens = sorted(self._plain_tokens.known.items())
+        each = [self._plain_ms.known[one] * one / max(gained, 1.0) for one, gained in tokens]
+        return float(np.interp(count, [one for one, _ in tokens], each))
 
 
 def _size(count: int) -> int:

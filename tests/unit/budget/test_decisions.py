@@ -270,6 +270,17 @@ def test_rounds_without_drafts_may_gain_more_than_a_token_each() -> None:
     assert not rates.pays(4)
 
 
+def test_rounds_without_drafts_are_compared_by_their_sums() -> None:
+    """Guards against averages of the time per token, to which rounds with forced text hardly add: for two requests they
+    were half as long again as the time of all tokens."""
+    rates = RoundRates()
+    for number in range(200):
+        drafts = rates.drafts(2)
+        rates.advance(2, drafts)
+        rates.learn(2, 6 if drafts else (2, 14)[number % 2], 10.0)
+    assert not rates.pays(2)
+
+
 def sized(sizes: TreeSizes, accepted: int, rounds: int, drafting_ms: float) -> list[list[int]]:
     """Budgets of two requests in some rounds: chains as long as the budget, of which so many nodes are accepted."""
     found = []
