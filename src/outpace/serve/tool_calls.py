@@ -27,18 +27,22 @@ def call_grammar(
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
-        schema = json.dumps(arguments_of(function) | {"x-guidance": _JSON})
-        rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {schema}"]
+        rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {_written(arguments_of(function))}"]
     rest = f'"\\n" inside "\\n{CLOSE}"'
     if must_call or answer is not None:
         calls = "call" if only_one else 'call ("\\n" call)*'
         start = calls if must_call else f"{calls} | answer"
         rules += [f'call: "{OPEN}" {rest}']
-        rules += [] if must_call else [f"answer: %json {json.dumps((answer or {}) | {'x-guidance': _JSON})}"]
+        rules += [] if must_call else [f"answer: %json {_written(answer or {})}"]
     else:
         start = "TEXT | spoken" if only_one else "spoken* TEXT"
         rules += [f"spoken: until {rest}", f'until[suffix="{OPEN}"]: /(?s:.*)/', _TEXT]
     return Grammar.lark("\n".join([f"start: {start}", *rules, ""]))
+
+
+def _written(schema: dict[str, Any]) -> str:
+    """A schema in a grammar, whose characters are limited: an escape has six."""
+    return json.dumps(schema | {"x-guidance": _JSON}, ensure_ascii=False)
 
 
 def arguments_of(function: Function) -> dict[str, Any]:

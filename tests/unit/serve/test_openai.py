@@ -389,6 +389,15 @@ def test_arguments_of_calls_are_objects() -> None:
     assert '"type": "object"' in call_grammar(functions, must_call=True, only_one=True).text
 
 
+def test_tools_are_as_long_as_they_were_written() -> None:
+    """Guards against 34,000 Chinese characters in the descriptions of tools that are over the limit of 200,000."""
+    function = Function(name="f", parameters={"properties": {"a": {"description": "日本"}}})
+    for must_call in (True, False):
+        grammar = call_grammar([function], must_call, only_one=True, answer={"enum": ["東京"]})
+        assert "日本" in grammar.text
+        assert must_call or "東京" in grammar.text
+
+
 def test_a_conversation_with_calls_is_encoded_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against agents whose long conversations are encoded anew for each check of the chat template."""
     kind, encoded = type(served.model.codec.tokenizer), list[str]()
