@@ -33,7 +33,8 @@ class RoundPlan:
 
     Attributes:
         budgets: drafted nodes of each request at most.
-        prices: each request's prices of time; None if the cost model does not choose its nodes.
+        prices: each request's prices of time; None if the cost model chooses neither its nodes nor its budget. Methods
+            get those of requests whose nodes it chooses; text that grammars force follows them all.
         is_drafted: False if requests under the cost model draft nothing, because rounds without drafts are faster.
     """
 
@@ -106,13 +107,9 @@ class Pricing:
         itself, and more nodes would gain less than they cost. Rows of prompts make rows of drafts no cheaper.
         """
         count, budgets = len(sessions), [session.budget for session in sessions]
-        nothing: list[Prices | None] = [None] * count
-        if not _follow(sessions):
-            return RoundPlan(budgets, nothing)
-        if count > 1 and not self._rates.drafts(count):
-            follow = [session.is_priced or session.is_sized for session in sessions]
-            own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
-            return RoundPlan(own, nothing, is_drafted=False)
+        follow = [session.is_priced or (session.is_sized and count > 1) for session in sessions]
+        if not any(follow):
+            return RoundPlan(budgets, [None] * count)
         times = self._times(target, sessions, prompt_rows)
         paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
         # A token's cost excludes rows of prompts: a node must gain as much in rounds with them as in others.
@@ -121,10 +118,10 @@ class Pricing:
         # what plain decoding would gain in it.
         round_ms = min(self._ms.known.get(count, math.inf), plain_ms * geometric_mean(paces))
         each = count / round_ms
-        prices = [
-            Prices(pace * each, times, pace) if session.is_priced else None
-            for session, pace in zip(sessions, paces, strict=True)
-        ]
+        prices = [Prices(pace * each, times, pace) if one else None for one, pace in zip(follow, paces, strict=True)]
+        if count > 1 and not self._rates.drafts(count):
+            own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
+            return RoundPlan(own, prices, is_drafted=False)
         rate = sum(paces) / round_ms
         for proposer, members in _sized(sessions).items():
             sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))

@@ -95,9 +95,9 @@ def propose(sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
     for proposer, members in places_of(session.proposer for session in sessions).items():
         requests = []
         for index in members:
-            session = sessions[index]
-            depth = session.room if plan.budgets[index] else 0
-            requests.append(DraftRequest(session.sampling, plan.budgets[index], depth, plan.prices[index]))
+            session, budget = sessions[index], plan.budgets[index]
+            prices = plan.prices[index] if session.is_priced and plan.is_drafted else None
+            requests.append(DraftRequest(session.sampling, budget, session.room if budget else 0, prices))
         states = [sessions[index].state for index in members]
         own = proposed(proposer, states, requests)
         check_sizes(proposer, own, requests)

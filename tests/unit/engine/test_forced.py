@@ -21,7 +21,8 @@ from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.grammars import EOS, OBJECT, ToyDetokenizer, ToyTokens, toy_tokenizer
 from tests.unit.engine.doubles import run_all
-from tests.unit.engine.test_costs import known_costs
+from tests.unit.engine.test_costs import Asking, known_costs
+from tests.unit.engine.test_sizing import steep
 
 V = 160
 write = ToyTokens(V)
@@ -99,6 +100,27 @@ def test_prices_are_asked() -> None:
     cheap = Prices(1.0, PassTimes(tuple(0.5 * n for n in range(9))))
     assert len(fitted(chain, session([START]), prices=dear)[0]) == 1
     assert len(fitted(chain, session([START]), prices=cheap)[0]) == 4
+
+
+class Priced(Asking):
+    """A method whose nodes the cost model chooses."""
+
+    budget = 8
+
+
+@pytest.mark.parametrize(("proposer", "drafts"), [(OracleDrafter([]), True), (Priced(), False)])
+def test_prices_are_asked_in_every_round_of_a_batch(
+    proposer: Any, drafts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against forced text without prices, whose rows take other requests more time than it gains: of methods
+    that are sized, and in rounds of batches that draft nothing."""
+    monkeypatch.setattr(RoundRates, "drafts", lambda rates, count: drafts)
+    target = ToyTarget(V, eos_token_ids=(EOS,))
+    engine = Engine(target, costs=steep(tmp_path), grammar_tokenizer=lambda: toy_tokenizer(V))
+    params = SamplingParams(max_new_tokens=40, grammar=OBJECT)
+    for one in decode(engine, [[5, 6]] * 2, [params] * 2, [proposer] * 2):
+        assert one.metrics.steps > 5
+        assert one.metrics.forced == 0
 
 
 def test_drawn_children_stay() -> None:
