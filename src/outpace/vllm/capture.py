@@ -149,6 +149,7 @@ def _rows_of_pass(positions: Tensor) -> tuple[list[int], list[int]] | None:
     """For the running pass, [R + 1] the index of each row's first token, then T; and [R] that token's position. None
     for passes without requests.
 
+    Layers of chunked local attention count a row that crosses chunks several times: a layer with the fewest rows tells.
     Lengths of rows, from which the positions follow too, serve only models that number the tokens of images otherwise:
     MLA's backends state none, and those of chunked local attention the length of a row's last chunk.
 
@@ -163,16 +164,15 @@ def _rows_of_pass(positions: Tensor) -> tuple[list[int], list[int]] | None:
     metadata = get_forward_context().attn_metadata
     if not isinstance(metadata, dict) or not metadata:
         return None  # no requests, or micro-batches
-    for layer in metadata.values():
-        starts, lengths = getattr(layer, "query_start_loc", None), getattr(layer, "seq_lens", None)
-        if starts is None or (positions.ndim > 1 and lengths is None):
-            continue
-        places = starts.tolist()
+    needed = ("query_start_loc",) if positions.ndim == 1 else ("query_start_loc", "seq_lens")
+    stated = [layer for layer in metadata.values() if all(getattr(layer, name, None) is not None for name in needed)]
+    if stated:
+        rows = min(stated, key=lambda layer: len(layer.query_start_loc))
+        places = rows.query_start_loc.tolist()
         if positions.ndim == 1:
             return places, positions[places[:-1]].tolist()
-        return places, [
-            length - (end - start) for length, (start, end) in zip(lengths.tolist(), pairwise(places), strict=True)
-        ]
+        sizes = [end - start for start, end in pairwise(places)]
+        return places, [length - size for length, size in zip(rows.seq_lens.tolist(), sizes, strict=True)]
     found = ", ".join(sorted({type(layer).__name__ for layer in metadata.values()}))
     raise UnsupportedModel(
         f"vLLM's attention backend does not state the rows of a pass ({found}): choose another, such as "

@@ -134,3 +134,19 @@ def test_rows_stand_where_their_tokens_do(
     seen = made.take()
     assert (None if seen is None else seen.positions) == wanted
     assert isinstance(made.fault, UnsupportedModel) == (wanted is None)
+
+
+def test_a_row_that_crosses_chunks_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against Llama 4's layers of chunked local attention, which count a row once for each chunk that it is in:
+    a prompt that crosses 8,192 tokens then had no hidden states, and its drafts went without its beginning."""
+    local, whole = (SimpleNamespace(query_start_loc=torch.tensor(starts)) for starts in ([0, 1, 2, 3], [0, 2, 3]))
+    context = SimpleNamespace(attn_metadata={"layers.0": local, "layers.1": local, "layers.3": whole})
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    module = SimpleNamespace(get_forward_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
+    target, made = Model(), Capture(Needs(taps=(1,)), LAYERS)
+    made.install(target)
+    target.forward(torch.tensor([5, 6, 7]), torch.tensor([8191, 8192, 3]))
+    seen = made.take()
+    assert seen is not None
+    assert (seen.starts, seen.positions) == ([0, 2, 3], [8191, 3])
