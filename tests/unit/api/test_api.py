@@ -188,16 +188,16 @@ def test_no_answer_includes_it_where_a_request_names_the_method(
     were_idle, stock = list[bool](), pricing._seconds
 
     def seconds(target: Target, slot: int, tree: DraftTree) -> float:
-        were_idle.append(model.engine.is_idle)
+        were_idle.append(loaded.engine.is_idle)
         return stock(target, slot, tree)
 
     monkeypatch.setattr(pricing, "_seconds", seconds)
-    model = outpace.load(str(save_tiny_model(tmp_path)), "plain", dtype="float32", device="cpu", max_num_seqs=1)
+    loaded = outpace.load(str(save_tiny_model(tmp_path)), "plain", dtype="float32", device="cpu", max_num_seqs=1)
     options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
-    with model.stream("Hi", **options) as stream:
+    with loaded.stream("Hi", **options) as stream:
         next(stream)
-        model.drafting("outpace", None)  # with all slots taken
+        loaded.drafting("outpace", None)  # with all slots taken
     assert not were_idle
-    assert model.generate("Hi there", method="outpace", **options).metrics.steps
+    assert loaded.generate("Hi there", method="outpace", **options).metrics.steps
     assert were_idle
     assert all(were_idle)
