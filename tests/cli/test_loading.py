@@ -5,6 +5,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -62,8 +63,14 @@ def test_no_request_waits_for_what_a_server_can_do_before(
 
 
 def test_a_server_whose_model_has_no_chat_template_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server for completions that ends as it tries what its model cannot do."""
+    """Guards against a server for completions that ends as it tries what its model, or an older llguidance that another
+    package has pinned, cannot do."""
+
+    def older(grammars: Any) -> None:
+        raise ImportError("cannot import name 'TokenizerWrapper' from 'llguidance._tokenizer'")
+
     pytest.importorskip("structlog")
+    monkeypatch.setattr("outpace.sampling.grammar.Grammars.prepare", older)
     save_tiny_model(tmp_path)
     byte_tokenizer(None).save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
