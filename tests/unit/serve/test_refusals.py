@@ -270,7 +270,7 @@ def test_an_error_names_fields_as_the_api_does(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [UNSATISFIABLE, *({"patternProperties": names} for names in ({"a?" * 30: {}}, {str(n): {} for n in range(33)}))],
+    [UNSATISFIABLE, {"patternProperties": {"a?" * 30: {}}}, {"patternProperties": {str(n): {} for n in range(33)}}],
 )
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_a_bad_tool_is_to_blame_where_it_must_be_called(
