@@ -59,6 +59,7 @@ class SlotKV:
         key_offsets: [layers, kv_heads, 1, head_dim] float32, subtracted from keys before they are stored as int8, which
             shifts all scores of a query alike.
         storages: keys, values and scales.
+        companion: the slots of a draft model, whose memory is given back with these; None without one.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SlotKV:
         self.keys, self.values, *self.scales = self.storages
         self.key_offsets = torch.zeros(layers, kv_heads, 1, head_dim, device=device)
         self.capacity, self.budget = capacity, budget
+        self.companion: SlotKV | None = None
         self.lengths = [0] * slots
         self._held = [0] * slots
 
@@ -104,6 +106,9 @@ class SlotKV:
                 for rows in heads:  # [capacity + KEY_BLOCK, head_dim]
                     pages.release(rows[self.lengths[slot] : self._held[slot]])
         self._held[slot] = self.lengths[slot]
+        if self.companion is not None:
+            self.companion.truncate(slot, self.lengths[slot])
+            self.companion.trim(slot)
 
     def copy(self, source: int, goal: int, length: int) -> None:
         """Replace the rows of `goal` by the first `length` committed rows of `source`, or as many as there are."""

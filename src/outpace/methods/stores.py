@@ -137,7 +137,7 @@ class DrafterStore:
         if self._model is None:
             self._model = load_draft_model(None if place is None else place.name, self._target, self._codec)
             # Its rows may take as much as the target's. A net has few layers; the rest of the memory is for those.
-            self._target.share_memory(self._model.row_bytes)
+            self._target.share_memory(self._model)
         return self._model
 
     def net(self, kind: str | None) -> nn.Module:

@@ -229,11 +229,12 @@ class PackedModel:
         """The slots, whose rows the engine counts."""
         return self.kv
 
-    def share_memory(self, row_bytes: int) -> None:
-        """Grant a part of the slots' memory to a draft model, whose keys and values of a token take this many bytes.
-        What the longest request needs here stays."""
-        if self.kv.budget is not None:
-            rows = self.kv.budget * self.row_bytes // (self.row_bytes + row_bytes)
+    def share_memory(self, draft: "PackedModel") -> None:
+        """Count the rows of a draft model towards the memory of the slots, and give them back with these. What the
+        longest request needs here stays."""
+        self.kv.companion = draft.kv
+        if self.kv.budget is not None and is_lazy(self.device):  # elsewhere slots have all their memory from the start
+            rows = self.kv.budget * self.row_bytes // (self.row_bytes + draft.row_bytes)
             self.kv.budget = min(self.kv.budget, max(rows, self.max_length + MAX_TREE_NODES))
 
     def rewind_slot(self, slot: int, length: int) -> None:

@@ -107,7 +107,7 @@ class DraftLM(LanguageModelSource):
         self.model = model
 
     def open(self, slot: int, alone: bool = False) -> DraftState:
-        self._empty(slot)
+        self.model.rewind_slot(slot, 0)
         # Through a window, rows depend on those written in the same pass. Clocks and other requests decide how a prompt
         # is divided into passes, and must not affect an answer under rejection; rounds divide it by its length alone.
         return DraftState(slot, is_late=alone and self.window is not None)
@@ -117,15 +117,10 @@ class DraftLM(LanguageModelSource):
 
     def fork(self, state: DraftState | None, slot: int, length: int) -> DraftState:
         if state is None:
-            self._empty(slot)
+            self.model.rewind_slot(slot, 0)
         else:
             self.model.copy_slot(state.slot, slot, length)
         return DraftState(slot, told=length)
-
-    def _empty(self, slot: int) -> None:
-        """Drop a slot's rows, and give back the memory of an earlier request, which may have been long."""
-        self.model.rewind_slot(slot, 0)
-        self.model.memory.trim(slot)
 
     def rewind(self, state: DraftState, length: int) -> None:
         self.model.rewind_slot(state.slot, length)

@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from outpace.api import Model
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.drafters.draft_lm.source import DraftLM
+from outpace.drafters.draft_lm.source import DraftLM, DraftState
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.draft import DraftRows, early_exit
 from outpace.models.packed import PackedModel, PassPart
@@ -255,21 +254,34 @@ def test_a_context_longer_than_the_drafters(folder: Path, tmp_path: Path) -> Non
         load(folder, short, max_model_len=40)
 
 
-def test_the_rows_of_a_draft_model_count_towards_the_memory(folder: Path, small: Path, pair: Model) -> None:
+def test_the_rows_of_a_draft_model_count_towards_the_memory(
+    folder: Path, small: Path, pair: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a draft model whose keys and values take the memory of others, until the process is killed: they
-    were in no budget; against a budget that fits no request any more; and against rows that are never given back."""
+    were in no budget; and against a budget that fits no request any more, or is less where memory is taken at once and
+    nothing is saved."""
     own, draft = pair.target.row_bytes, pair.drafters.language_model().row_bytes
-    loaded = load(folder, small, kv_cache_memory_bytes=5000 * own, max_model_len=100)
-    assert loaded.target.memory.budget == 5000 * own // (own + draft)
+    for is_lazy, budget in ((True, 5000 * own // (own + draft)), (False, 5000)):
+        monkeypatch.setattr("outpace.models.packed.is_lazy", lambda device, is_lazy=is_lazy: is_lazy)
+        loaded = load(folder, small, kv_cache_memory_bytes=5000 * own, max_model_len=100)
+        assert loaded.target.memory.budget == budget
+    monkeypatch.setattr("outpace.models.packed.is_lazy", lambda device: True)
     tight = load(folder, small, kv_cache_memory_bytes=(MAX_TREE_NODES + 100) * own, max_model_len=100)
     assert tight.target.memory.budget == MAX_TREE_NODES + 100
-    model = loaded.drafters.language_model()
-    source = DraftLM(model, loaded.target.vocab_size)
-    for begin in (source.open, partial(source.fork, None, length=9)):
-        model.fill([1], [torch.tensor(random_ids(60, 4))])
-        assert model.memory.held(1) == 60
-        begin(slot=1)
-        assert (model.length(1), model.memory.held(1)) == (0, 0)
+
+
+def test_the_memory_of_a_draft_models_rows_is_given_back(folder: Path, small: Path) -> None:
+    """Guards against rows of a long request that a draft model keeps where the target gave up its own: in a slot that
+    has become free, or that a short request began in with a prefix of another one."""
+    loaded = load(folder, small)
+    model, ids = loaded.drafters.language_model(), torch.tensor(random_ids(60, 4))
+    for slot in range(3):
+        model.fill([slot], [ids])
+    DraftLM(model, loaded.target.vocab_size).fork(DraftState(0), 1, 9)
+    loaded.target.kv.lengths[1] = 9
+    for slot in (1, 2):
+        loaded.target.memory.trim(slot)
+    assert [(model.length(slot), model.memory.held(slot)) for slot in range(3)] == [(60, 60), (9, 9), (0, 0)]
 
 
 def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, tmp_path: Path) -> None:
