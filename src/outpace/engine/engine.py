@@ -335,6 +335,8 @@ class Engine:
             return
 
         def timed(slot: int) -> None:
+            if costs.is_known:  # since another thread timed them meanwhile
+                return
             self.target.rewind_slot(slot, 0)
             measure(costs, self.target, slot, token=0)
             self.target.memory.trim(slot)

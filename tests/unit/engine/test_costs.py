@@ -166,6 +166,22 @@ def test_times_behind_a_long_context_are_not_kept(tmp_path: Path, monkeypatch: p
         assert PassCosts(tmp_path / "costs.json").is_known == is_kept
 
 
+def test_passes_that_were_timed_meanwhile_are_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against threads that ask for a method at the same time, and of which one after the other holds up all
+    requests for seconds."""
+    passes, costs = timed(monkeypatch, lambda rows, count: 0.001 * rows), PassCosts()
+    engine = Engine(ToyTarget(12), costs=costs)
+    between_steps = engine.between_steps
+
+    def later(work: Callable[[], Any]) -> Any:
+        measure(costs, engine.target, 0, 3)
+        return between_steps(work)
+
+    monkeypatch.setattr(engine, "between_steps", later)
+    engine.time_passes()
+    assert passes.count(1) == 2, "two sweeps that agree"
+
+
 def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
     """Guards against rows that stay cheap for good, since the machine was busy when few of them were measured."""
     costs = known_costs(tmp_path)
