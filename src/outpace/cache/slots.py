@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class SlotKV:
         key_offsets: [layers, kv_heads, 1, head_dim] float32, subtracted from keys before they are stored as int8, which
             shifts all scores of a query alike.
         storages: keys, values and scales.
-        companion: the slots of a draft model, whose memory is given back with these; None without one.
+        companion: refers weakly to the slots of a draft model, whose memory is given back with these; None without one.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class SlotKV:
         self.keys, self.values, *self.scales = self.storages
         self.key_offsets = torch.zeros(layers, kv_heads, 1, head_dim, device=device)
         self.capacity, self.budget = capacity, budget
-        self.companion: SlotKV | None = None
+        self.companion: ref[SlotKV] | None = None
         self.lengths = [0] * slots
         self._held = [0] * slots
 
@@ -106,9 +107,10 @@ class SlotKV:
                 for rows in heads:  # [capacity + KEY_BLOCK, head_dim]
                     pages.release(rows[self.lengths[slot] : self._held[slot]])
         self._held[slot] = self.lengths[slot]
-        if self.companion is not None:
-            self.companion.truncate(slot, self.lengths[slot])
-            self.companion.trim(slot)
+        companion = None if self.companion is None else self.companion()
+        if companion is not None:
+            companion.truncate(slot, self.lengths[slot])
+            companion.trim(slot)
 
     def copy(self, source: int, goal: int, length: int) -> None:
         """Replace the rows of `goal` by the first `length` committed rows of `source`, or as many as there are."""

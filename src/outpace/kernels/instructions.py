@@ -1,6 +1,7 @@
 """Instructions of this CPU that oneDNN may use for products: the order of their sums depends on them."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def cpu_flags() -> str:
     except OSError:
         if not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11 names only the highest that it uses
             return f"flags : {_WITH_AVX2 if torch.backends.cpu.get_cpu_capability() in ('AVX2', 'AVX512') else ''}"
-        found: dict[str, Any] = torch.cpu.get_capabilities()
+        found: Mapping[str, Any] = torch.cpu.get_capabilities()
         return " ".join(("flags :", *(linux for name, linux in _LINUX_NAMES.items() if found.get(name))))
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 

@@ -232,7 +232,7 @@ class PackedModel:
     def share_memory(self, draft: "PackedModel") -> None:
         """Count the rows of a draft model towards the memory of the slots, and give them back with these. What the
         longest request needs here stays."""
-        self.kv.companion = draft.kv
+        self.kv.companion = ref(draft.kv)
         if self.kv.budget is not None and is_lazy(self.device):  # elsewhere slots have all their memory from the start
             rows = self.kv.budget * self.row_bytes // (self.row_bytes + draft.row_bytes)
             self.kv.budget = min(self.kv.budget, max(rows, self.max_length + MAX_TREE_NODES))
