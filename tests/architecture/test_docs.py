@@ -104,7 +104,7 @@ def test_tables_of_commands_name_both_flags(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_documents_stay_short() -> None:
     """Guards against documentation that grows back to 68,000 words."""
     cards = set((ROOT / "drafters").glob("*/*/README.md"))  # made by scripts/ship_drafter.py
-    assert sum(len(page.read_text().split()) for page in PAGES if page not in cards) <= 26_950
+    assert sum(len(page.read_text().split()) for page in PAGES if page not in cards) <= 27_000
 
 
 def test_a_reader_of_the_files_finds_every_table() -> None:
