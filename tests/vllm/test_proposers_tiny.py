@@ -87,7 +87,7 @@ def test_drafts_are_our_own_engines(method: str, tiny: Tiny) -> None:
         assert made.generate([PROMPTS[3]], LONG) == [answer]
     assert len(ours) > 60
     assert {context: theirs[context] for context in ours} == ours
-    assert sum(map(len, ours.values())) > 50
+    assert sum(map(len, ours.values())) > 30
 
 
 def recorded(made: Engine) -> dict[tuple[int, ...], list[int]]:
