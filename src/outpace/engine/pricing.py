@@ -107,7 +107,7 @@ class Pricing:
         itself, and more nodes would gain less than they cost. Rows of prompts make rows of drafts no cheaper.
         """
         count, budgets = len(sessions), [session.budget for session in sessions]
-        follow = [session.is_priced or (session.is_sized and count > 1) for session in sessions]
+        follow = _follow(sessions)
         if not any(follow):
             return RoundPlan(budgets, [None] * count)
         times = self._times(target, sessions, prompt_rows)
@@ -153,7 +153,7 @@ class Pricing:
             without = self._costs.times(count, _context(sessions), 0, rows - count)
             ms = without.ms[0] + clock.ms("draft", "commit", "observe")
         self._usual.learn(count, ms)
-        if not _follow(sessions):
+        if not any(_follow(sessions)):
             return
         if count > 1:
             self._rates.advance(count, plan.is_drafted)
@@ -196,8 +196,8 @@ def measure(costs: PassCosts, target: Target, slot: int, token: int, context: in
 
     Args:
         token: the id in every row of the passes.
-        context: tokens in the slot, whose time is subtracted where the target knows it. Behind a long one the times are
-            for this process alone.
+        context: tokens in the slot, whose time is subtracted where the target knows it. Times that were measured after
+            a long context are not stored for other processes.
     """
     context_ms = target.context_times() if hasattr(target, "context_times") else (0.0, 0.0)
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
@@ -234,9 +234,9 @@ def _seen(tree: DraftTree, verdict: Verdict | None) -> tuple[int, list[int]] | N
     return None if verdict is None else (own - 1, [node for node in verdict.path[1:] if node < own])
 
 
-def _follow(sessions: Sequence[Session]) -> bool:
-    """Whether any request of a round follows prices or sizes. A single request's method drafts as configured."""
-    return any(session.is_priced or (session.is_sized and len(sessions) > 1) for session in sessions)
+def _follow(sessions: Sequence[Session]) -> list[bool]:
+    """Which requests of a round follow prices or sizes. A single request's method drafts as configured."""
+    return [session.is_priced or (session.is_sized and len(sessions) > 1) for session in sessions]
 
 
 def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
