@@ -221,9 +221,8 @@ class Model:
         self._budget = checked_budget(budget)
         with stage("preparing the method"):
             self._default = self.proposer(self.method)  # which is always kept
-        if self._default.needs.prices and self._budget is None:
-            with stage("measuring"):
-                self.engine.time_passes()
+        with stage("measuring"):
+            self.drafting(None, None)  # times passes, if the method follows prices
 
     def proposer(self, method: MethodLike) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", with its learned state; your own proposer is returned.
@@ -392,7 +391,7 @@ class Model:
         proposer = self.proposer(wanted)
         if chosen is None and proposer is self._default:  # however it is spelled
             chosen = self._budget
-        if chosen is None and proposer.needs.prices:
+        if chosen is None and proposer.needs.prices:  # before an answer begins, whose time it would count in
             with suppress(InvalidRequest):  # where all slots are taken, the first round does it
                 self.engine.time_passes()
         is_open = chosen is None and not proposer.needs.prices
