@@ -63,7 +63,7 @@ def draft_to_the_end(config: Any) -> None:
 
 
 def check_inputs(config: Any) -> None:
-    """Refuse embeddings as prompts: vLLM then passes a text model embeddings alone, whoever asks."""
+    """Refuse embeddings as prompts: vLLM then gives a text model no ids, not even for other requests."""
     model = config.model_config
     if getattr(model, "enable_prompt_embeds", False) and not model.is_multimodal_model:
         raise InvalidRequest(
