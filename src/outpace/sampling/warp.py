@@ -205,8 +205,10 @@ def _top_p_floor(log_probs: Tensor, top_p: float, is_draft: bool = False) -> Ten
     count = min(_TOP_P_GUESS, vocab)
     while True:
         ordered = log_probs.topk(count, dim=-1).values  # [R, count]
-        # A token is needed while the mass before it is below top_p; a full sort is rarely necessary.
-        before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+        # A token is needed while the mass before it is below top_p; a full sort is rarely necessary. In float64: a GPU
+        # adds in an order that depends on the number of rows, and float32 would let that decide what a row keeps.
+        shares = ordered.double().exp()
+        before = shares.cumsum(dim=-1) - shares
         needed = (before < top_p).sum(dim=-1, keepdim=True)
         if is_draft and count < vocab:
             return ordered.gather(-1, (needed - 1).clamp(min=0)).masked_fill(needed == count, -torch.inf)

@@ -87,6 +87,30 @@ def test_a_nucleus_larger_than_the_guess_is_found(guess: int, monkeypatch: pytes
     assert int(kept[0].sum()) < 256 < int(kept[1:].sum(dim=-1).min())
 
 
+def in_blocks(mass: Tensor, dim: int) -> Tensor:
+    """Sums along the last dimension as CUDA adds several rows: within blocks, then what stands before each."""
+    before, sums = torch.zeros_like(mass[..., :1]), list[Tensor]()
+    for block in mass.split(8, dim=dim):
+        sums.append(torch.cumsum(block, dim=dim) + before)
+        before = sums[-1][..., -1:]
+    return torch.cat(sums, dim=dim)
+
+
+def test_a_nucleus_does_not_follow_the_order_of_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against exact mode in which top-p keeps a token in a batch and drops it alone: CUDA's cumsum divides a row
+    among threads by the number of rows."""
+    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(3))
+    mass = warp(logits, SamplingParams(temperature=1.0)).topk(200, dim=-1).values.exp()
+    alone, together = mass.cumsum(dim=-1) - mass, in_blocks(mass, -1) - mass
+    edges = [edge for edge in torch.maximum(alone, together)[alone != together].tolist() if edge < 1]
+    assert edges, "in float32 the order decides which side of these a token is on"
+    settings = [SamplingParams(temperature=1.0, top_p=edge) for edge in edges]
+    expected = [warp(logits, params) > -torch.inf for params in settings]
+    monkeypatch.setattr(Tensor, "cumsum", in_blocks)
+    for params, kept in zip(settings, expected, strict=True):
+        assert torch.equal(warp(logits, params) > -torch.inf, kept), params.top_p
+
+
 EDGES = [
     # Probabilities 0.4, 0.3, 0.2, 0.1: each setting cuts between the second and the third token.
     pytest.param(SamplingParams(temperature=1.0, top_k=2), id="top_k"),
