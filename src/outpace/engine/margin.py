@@ -8,6 +8,7 @@ import torch
 from outpace.core.params import Constraint, SamplingParams
 from outpace.core.protocols import Chunk, Target
 from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import History, cutoff_distance, process, warp
 
@@ -58,7 +59,13 @@ def decision_margin(
     slot: int,
     constraint: Constraint | None = None,
 ) -> Margin:
-    """Score the two tokens that two runs chose after the same ids."""
+    """Score the two tokens that two runs chose after the same ids.
+
+    Raises:
+        InvalidRequest: sampling parameters without a seed.
+    """
+    if params.seed is None and not params.is_greedy:
+        raise InvalidRequest("seed=None: noise decided between sampled tokens; give the seed that the answer reports")
     target.rewind_slot(slot, 0)
     chunks = torch.tensor(ids).split(_CHUNK)
     for number, chunk in enumerate(chunks, start=1):
@@ -74,7 +81,8 @@ def decision_margin(
     if params.is_greedy:
         scores = process(logits[None], params, [history])[0]
     else:
-        noise = gumbel([noise_key(params.seed or 0, 0, len(ids))], torch.arange(len(logits), device=logits.device))
+        assert params.seed is not None, "checked above"
+        noise = gumbel([noise_key(params.seed, 0, len(ids))], torch.arange(len(logits), device=logits.device))
         scores = warp(logits[None], params, [history])[0] + noise[0]
         cutoff = min(cutoff_distance(logits, params, token, history) for token in tokens)
     best = scores.topk(2).values

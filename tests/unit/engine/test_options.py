@@ -328,3 +328,10 @@ def test_margins_are_taken_from_what_was_decided_on(option: str, temperature: fl
     assert (banned.between is None) == (option == "minimum")
     as_prompt = decision_margin(target, ids, params, (1, 2), len(ids), slot=1)
     assert (as_prompt == margin) == (option != "penalties"), "what is prompt and what is answer matters to presence"
+
+
+def test_the_margin_of_a_draw_needs_its_seed() -> None:
+    """Guards against a margin under the noise of seed 0, silently, for an answer whose seed the engine chose."""
+    target, ids = ToyTarget(8, seed=5), [1, 2, 3]
+    with pytest.raises(InvalidRequest, match="seed=None"):
+        decision_margin(target, ids, SamplingParams(temperature=0.8), (1, 2), len(ids), slot=1)
