@@ -34,7 +34,8 @@ def prepare(
         quantize: as of `PackedTarget`.
     """
     make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
-    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
+    # Not a list, which would keep all of the model's own layers until the last one is packed.
+    layers = (layer for layer in model.modules() if not isinstance(layer, nn.Embedding))
     matrices = sum(one.numel() for layer in layers for one in layer.parameters(recurse=False) if one.ndim > 1)
     with stage("packing weights", matrices):
         head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
