@@ -4,7 +4,7 @@ import copy
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,11 +44,7 @@ class DraftRows(PassPart):
 
 
 class DraftModel(PackedModel):
-    """A causal LM with its own slots, which computes the levels of a tree as scratch rows after each request's ids.
-
-    Attributes:
-        passes, rows: forward passes and rows computed so far, prompts included.
-    """
+    """A causal LM with its own slots, which computes the levels of a tree as scratch rows after each request's ids."""
 
     def __init__(
         self, decoder: nn.Module, head: LmHead, config: "PretrainedConfig", max_length: int, max_slots: int
@@ -57,7 +53,6 @@ class DraftModel(PackedModel):
         # Drafts need not be bit-exact: sums in float32 are precise enough.
         dtype = torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
         super().__init__(decoder, head, config, max_length, max_slots, key_dtype=dtype, value_dtype=dtype)
-        self.passes = self.rows = 0
 
     def plain_tensors(self) -> dict[str, Tensor]:
         """Its embedding (unless it is in blocks), norms and head by name: the tensors that are never packed."""
@@ -69,55 +64,36 @@ class DraftModel(PackedModel):
         }
         return {"head": self.head.weight, **found}
 
-    def length(self, slot: int) -> int:
-        """Committed ids of a slot."""
-        return self.kv.lengths[slot]
-
     @NET
     def fill(self, slots: Sequence[int], tokens: Sequence[Tensor], window: int | None = None) -> None:
-        """Append and commit ids, one sequence per slot. `window`: as of `grow`."""
+        """Append and commit ids, one sequence per slot. `window`: how many of the last committed rows are seen, as of
+        `SlotKV.windowed`; None for all."""
         parts = []
         for slot, ids in zip(slots, tokens, strict=True):
             causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
             view = self.kv.windowed(slot, window)
-            parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, view=view))
-        self._count(tokens)
+            parts.append(PassPart(slot, self.known(ids), torch.arange(len(ids)), causal, view=view))
         self.run(parts, captured=False)
-        for slot, ids in zip(slots, tokens, strict=True):
-            self.kv.commit([slot], [range(len(ids))])
+        self.kv.commit(slots, [range(len(ids)) for ids in tokens])
 
-    @torch.inference_mode()
-    def grow(self, growths: Sequence[DraftRows], head: LmHead | None = None, window: int | None = None) -> Tensor:
-        """As `level_scores`. `window`: how many of the last committed rows are seen, as of `SlotKV.windowed`; None for
-        all."""
-        self._count([growth.tokens for growth in growths])
-        known = [
-            replace(one, tokens=self._known(one.tokens), view=self.kv.windowed(one.slot, window)) for one in growths
-        ]
-        return level_scores(self, known, head)
-
-    def _count(self, tokens: Sequence[Tensor]) -> None:
-        self.passes += 1
-        self.rows += sum(map(len, tokens))
-
-    def _known(self, tokens: Tensor) -> Tensor:
+    def known(self, tokens: Tensor) -> Tensor:
         """Clamp ids that only the target's padded vocabulary has; a wrong id can only make drafts worse."""
         return tokens.clamp(max=self.config.vocab_size - 1)
 
 
 @NET
 @torch.inference_mode()
-def level_scores(model: PackedModel, growths: Sequence[DraftRows], head: LmHead | None = None) -> Tensor:
+def level_scores(model: PackedModel, growths: Sequence[DraftRows], head: LmHead) -> Tensor:
     """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
 
     Args:
         model: whose slots the rows are in.
         growths: the requests' rows.
-        head: scores some ids only, [W, K]; None for the model's own head.
+        head: the model's own, or one that scores some ids only, [W, K].
     """
     hidden = model.run(growths).split([len(growth.tokens) for growth in growths])
     last = [rows[-growth.wanted :] for rows, growth in zip(hidden, growths, strict=True)]  # [wanted, H] each
-    return (head or model.head).own_scores(torch.cat(last))
+    return head.own_scores(torch.cat(last))
 
 
 def load_draft_model(name: str | None, target: PackedModel, codec: TextCodec) -> DraftModel:

@@ -15,7 +15,7 @@ import outpace
 from outpace.drafters.draft_lm.net import BareLM, SmallSizes, make_bare, make_small, small_config
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.draft import DraftModel, DraftRows, load_draft_model
+from outpace.models.draft import DraftModel, DraftRows, level_scores, load_draft_model
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.target import PackedTarget
@@ -37,7 +37,8 @@ CODEC = TextCodec(byte_tokenizer(), "tiny")
 
 
 def logits_of(draft: DraftModel) -> Tensor:
-    return draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), wanted=20)])
+    rows = DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), wanted=20)
+    return level_scores(draft, [rows], draft.head)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.levels import DraftLevel, LevelwiseSource, SlotState
 from outpace.drafters.scratch import Scratch
-from outpace.models.draft import DraftModel, DraftRows
+from outpace.models.draft import DraftModel, DraftRows, level_scores
 from outpace.models.packed import PackedModel
 from outpace.sampling.scores import Pool
 
@@ -42,7 +42,7 @@ class LanguageModelSource(LevelwiseSource):
     def __init__(
         self, model: PackedModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
     ) -> None:
-        self.needs = Needs()
+        self.model, self.needs = model, Needs()
         # Either model may have more ids than the other, padding of its embedding.
         kept = None if vocabulary is None else vocabulary[vocabulary < model.vocab_size]
         self._head = model.head if kept is None else model.head.restricted(kept)
@@ -83,9 +83,9 @@ class LanguageModelSource(LevelwiseSource):
     def _level(self, state: Any, tokens: Tensor, above: Sequence[int]) -> DraftRows:
         """A level of nodes behind the levels above it; arguments as of `Scratch.extend`."""
 
-    @abstractmethod
     def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
         """Scores [W, V or K] of the wanted rows of all states, and the number of passes, 0 or 1."""
+        return level_scores(self.model, growths, self._head), 1
 
 
 class DraftLM(LanguageModelSource):
@@ -98,13 +98,8 @@ class DraftLM(LanguageModelSource):
         window: number of the last committed ids that a pass sees, with the first few; None for all.
     """
 
+    model: DraftModel
     window: int | None = None
-
-    def __init__(
-        self, model: DraftModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
-    ) -> None:
-        super().__init__(model, vocab_size, noise, vocabulary)
-        self.model = model
 
     def open(self, slot: int, alone: bool = False) -> DraftState:
         self.model.rewind_slot(slot, 0)
@@ -132,7 +127,7 @@ class DraftLM(LanguageModelSource):
         for state, chunk in zip(states, chunks, strict=True):
             # The row of a leaf that was accepted last is missing. After a rewind there may be more; then the next
             # round's first pass writes the prompt too.
-            missing = state.told - self.model.length(state.slot)
+            missing = state.told - self.model.kv.lengths[state.slot]
             state.told += len(chunk.tokens)
             if not state.is_late and missing in (0, 1) and state.told <= self.model.max_length:
                 ids = torch.cat([chunk.tokens.new_tensor([chunk.before] * missing), chunk.tokens])
@@ -141,11 +136,16 @@ class DraftLM(LanguageModelSource):
             self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits], self.window)
 
     def _scores(self, states: Sequence[DraftState], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
-        logits = self.model.grow(growths, self._head, self.window)
+        model = self.model
+        known = [
+            replace(one, tokens=model.known(one.tokens), view=model.kv.windowed(one.slot, self.window))
+            for one in growths
+        ]
+        found = super()._scores(states, known)
         for state, growth in zip(states, growths, strict=True):
             if not len(state.scratch):
-                self.model.commit([state.slot], [range(len(growth.tokens))])
-        return logits, 1
+                model.commit([state.slot], [range(len(growth.tokens))])
+        return found
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
         """Commit the scratch rows of the accepted path. If the path ends in a leaf, the next round writes the leaf's
@@ -160,7 +160,7 @@ class DraftLM(LanguageModelSource):
         """The ids without rows, the pending token last. If there are many, as after a prompt that another method wrote,
         most of their rows are written here."""
         ids, slot = state.asked.ids, state.slot
-        while len(ids) - (known := self.model.length(slot)) > _AT_ONCE:
+        while len(ids) - (known := self.model.kv.lengths[slot]) > _AT_ONCE:
             self.model.fill([slot], [torch.tensor(ids[known : known + _AT_ONCE])], self.window)
         tokens = torch.tensor(ids[known:])
         count = len(tokens)

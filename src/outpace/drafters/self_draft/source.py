@@ -12,7 +12,7 @@ from outpace.drafters.draft_lm.source import LanguageModelSource
 from outpace.drafters.levels import SlotState
 from outpace.drafters.scratch import Scratch
 from outpace.drafters.self_draft.selectors import RowSelector
-from outpace.models.draft import DraftRows, level_scores
+from outpace.models.draft import DraftRows
 from outpace.models.packed import PackedModel
 
 
@@ -48,7 +48,7 @@ class SelfDraft(LanguageModelSource):
         drafts_whole: bool = False,
     ) -> None:
         super().__init__(model, model.vocab_size, noise, vocabulary)
-        self.model, self.selector, self._drafts_whole = model, selector, drafts_whole
+        self.selector, self._drafts_whole = selector, drafts_whole
 
     def open(self, slot: int, alone: bool = False) -> SelfState:
         return SelfState(slot)
@@ -82,6 +82,3 @@ class SelfDraft(LanguageModelSource):
         visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above)], dim=1)
         offsets = torch.tensor([0, *state.scratch.depths])
         return DraftRows(state.slot, tokens, offsets, visible, before, state.view, wanted=count)
-
-    def _scores(self, states: Sequence[Any], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
-        return level_scores(self.model, growths, self._head), 1

@@ -16,7 +16,7 @@ from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdic
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.drafters.draft_lm.source import DraftLM, DraftState
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.models.draft import DraftRows, early_exit
+from outpace.models.draft import DraftModel, DraftRows, early_exit, level_scores
 from outpace.models.packed import PackedModel, PassPart
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import StaticProposer
@@ -59,13 +59,13 @@ def pair(folder: Path, small: Path) -> Model:
 
 
 @pytest.fixture
-def counted(pair: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of every pass of the draft model."""
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every pass of a draft model."""
     rows: list[int] = []
     run = PackedModel.run_tapped
 
     def count(self: PackedModel, parts: Sequence[PassPart], taps: Any, captured: bool = True) -> Any:
-        if self is pair.drafters.language_model():
+        if isinstance(self, DraftModel):
             rows.append(sum(len(part.tokens) for part in parts))
         return run(self, parts, taps, captured)
 
@@ -126,7 +126,7 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
         with model.stream(prompt, method=method, max_new_tokens=40) as stream:
             emitted = [token for _ in range(9) for token in next(stream).tokens]
             slot = stream._session.state.of_source.slot
-            length = draft.length(slot)
+            length = draft.kv.lengths[slot]
             assert length >= len(prompt) + len(emitted) - 2, "at most a leaf and the pending token are missing"
             fresh = (slot + 1) % model.target.max_slots
             draft.rewind_slot(fresh, 0)
@@ -146,10 +146,10 @@ def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
     logits = torch.zeros(4, 8)
     outputs = NodeOutputs(logits, *reversed(logits.topk(8)))
     proposer.observe([state], [Observation(tree, Verdict((0, 1), 5), outputs)])
-    rows = source.model.length(state.of_source.slot)
+    rows = source.model.kv.lengths[state.of_source.slot]
     assert rows == len(ids) + 1
     proposer.observe([state], [Observation(tree, Verdict((0, 1, 2), 5), outputs)])
-    assert source.model.length(state.of_source.slot) == rows
+    assert source.model.kv.lengths[state.of_source.slot] == rows
 
 
 def test_a_prompt_after_an_accepted_leaf_is_written_as_it_comes() -> None:
@@ -165,19 +165,19 @@ def test_a_prompt_after_an_accepted_leaf_is_written_as_it_comes() -> None:
     outputs = NodeOutputs(logits, *reversed(logits.topk(8)))
     proposer.observe([state], [Observation(tree, Verdict((0, 1, 2, 3), 5), outputs)])
     known = [*ids, *tree.tokens[1:].tolist()]
-    assert source.model.length(0) == len(known) - 1
+    assert source.model.kv.lengths[0] == len(known) - 1
     ids = known + random_ids(20, 3)
     forked = proposer.fork(state, 1, len(known))
     for first in range(len(known), len(ids), 10):
         chunk = torch.tensor(ids[first : first + 10])
         proposer.prefill([forked], [PromptChunk(chunk, before=ids[first - 1])])
-        assert source.model.length(1) == first + 10
+        assert source.model.kv.lengths[1] == first + 10
     source.model.fill([2], [torch.tensor(ids)])
     for rows in (source.model.kv.keys, source.model.kv.values):
         torch.testing.assert_close(rows[:, 1, :, : len(ids)], rows[:, 2, :, : len(ids)], atol=1e-4, rtol=1e-4)
 
 
-def test_many_missing_ids_are_written_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_missing_ids_are_written_in_several_passes(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a long prompt, written by another method, in one pass: its mask takes memory with the square."""
     target, drafts, work = tiny_target(tiny_config("llama")), [], []
     for most in (64, 8):
@@ -187,7 +187,8 @@ def test_many_missing_ids_are_written_in_several_passes(monkeypatch: pytest.Monk
         state = proposer.fork(None, 0, 20)
         (tree,) = proposer.propose([state], [draft_request(PROMPTS[1], 3, 9)])
         drafts.append(tree.tokens.tolist())
-        work.append((source.model.passes, source.model.rows))
+        work.append((len(counted), sum(counted)))
+        counted.clear()
     (passes, rows), several = work
     assert drafts[0] == drafts[1]
     assert several == (passes + 3, rows), "30 ids are 8, 8, 8 and 6, each once"
@@ -228,7 +229,8 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     assert (draft.config.num_hidden_layers, target.config.num_hidden_layers) == (2, 3)
     own = {id(weight) for weight in target.decoder.parameters()}
     assert all(id(weight) in own for weight in draft.decoder.parameters())
-    logits = draft.grow([DraftRows(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), wanted=2)])
+    rows = DraftRows(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), wanted=2)
+    logits = level_scores(draft, [rows], draft.head)
     assert torch.isfinite(logits).all()
 
 
@@ -281,7 +283,7 @@ def test_the_memory_of_a_draft_models_rows_is_given_back(folder: Path, small: Pa
     loaded.target.kv.lengths[1] = 9
     for slot in (1, 2):
         loaded.target.memory.trim(slot)
-    assert [(model.length(slot), model.memory.held(slot)) for slot in range(3)] == [(60, 60), (9, 9), (0, 0)]
+    assert [(model.kv.lengths[slot], model.memory.held(slot)) for slot in range(3)] == [(60, 60), (9, 9), (0, 0)]
 
 
 def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, tmp_path: Path) -> None:

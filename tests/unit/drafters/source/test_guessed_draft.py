@@ -110,7 +110,7 @@ def test_a_draft_model_guesses_along_the_chain(temperature: float) -> None:
         assert [one.generated for one in sessions] == [one.generated for one in plain]
         for slot, session in enumerate(sessions):
             assert session.metrics.accepted == 6 * GAMMA, "all rows are in view"
-            assert model.length(slot) <= len(session.ids), "rows are of verified ids alone"
+            assert model.kv.lengths[slot] <= len(session.ids), "rows are of verified ids alone"
             if layers > 1:
                 assert session.metrics.draft_passes == -(-GAMMA // (1 + GUESSES)) * session.metrics.steps
 
