@@ -7,7 +7,7 @@ import io
 import json
 import pickletools
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -24,6 +24,8 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 MEDUSA_WEIGHTS, MEDUSA_TORCH_WEIGHTS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+_FILES = (WEIGHTS, MEDUSA_WEIGHTS, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json there; give the folder of a drafter checkpoint")
-    config, tensors = read_object(path / "config.json"), _read_tensors(path)
+    config, tensors = read_object(path / "config.json"), read_files(path, _FILES, _read_tensors, str(path))
     return Checkpoint(str(folder), config, widened(tensors, str(folder)) if is_quantized(config) else tensors)
 
 
@@ -61,20 +63,46 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    if (path / INDEX).is_file():
-        listed = weight_map(path)
-        tensors = _read_safetensors(path, sorted(set(listed.values())))
-        if absent := sorted(listed.keys() - tensors.keys()):  # a missing optional tensor would go unnoticed
-            raise ModelError(f"{path / INDEX}: lists {', '.join(absent)}, which no shard holds; download it again")
-        return tensors
-    for file in (WEIGHTS, MEDUSA_WEIGHTS):
-        if (path / file).is_file():
-            return _read_safetensors(path, [file])
-    for file in (TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS):
-        if (path / file).is_file():
-            return read_torch(path / file)
-    raise ModelError(f"{path}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
+def read_files(
+    folder: Path,
+    files: Iterable[str],
+    read: Callable[[Path], dict[str, R]],
+    name: str,
+    may_lack: Callable[[str], object] | None = None,
+) -> dict[str, R]:
+    """What a function reads of each tensor in a folder.
+
+    Args:
+        files: names of files of all weights; the first that is there is read, or the shards that its index lists.
+        read: gets a file, and returns what it reads by the names of tensors.
+        name: of the checkpoint, for errors.
+        may_lack: whether no file need hold a tensor of the index; None for no tensor.
+
+    Raises:
+        ModelError: no weights; a damaged file; a tensor in two files, or listed in the index and in no file.
+    """
+    for whole in files:
+        if (folder / whole).is_file():
+            return read(folder / whole)
+        if not (folder / (index := f"{whole}.index.json")).is_file():
+            continue
+        listed, found = weight_map(folder, index), dict[str, R]()
+        for shard in sorted(set(listed.values())):
+            own = read(folder / shard)
+            if twice := sorted(own.keys() & found.keys()):
+                raise ModelError(f"{folder / shard}: holds {twice[0]}, and so does another shard; download it again")
+            found |= own
+        if absent := sorted(key for key in listed.keys() - found.keys() if not (may_lack and may_lack(key))):
+            raise ModelError(f"{folder / index}: lists {', '.join(absent)}, which no shard holds; download it again")
+        return found
+    raise ModelError(f"{name}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    if file.suffix != ".safetensors":
+        return read_torch(file)
+    with opened(file) as content:
+        return {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
 
 
 def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
@@ -95,17 +123,6 @@ def write_index(folder: str | Path) -> None:
     size = (path / WEIGHTS).stat().st_size
     listed = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(names, WEIGHTS)}
     (path / INDEX).write_text(json.dumps(listed, indent=2) + "\n")
-
-
-def _read_safetensors(path: Path, files: Sequence[str]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        with opened(path / name) as file:
-            for key in file.keys():  # noqa: SIM118
-                if key in tensors:
-                    raise ModelError(f"{path / name}: holds {key}, and so does another shard; download it again")
-                tensors[key] = file.get_tensor(key)
-    return tensors
 
 
 def write_checkpoint(

@@ -209,7 +209,7 @@ def test_an_index_of_a_target_leads_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="must give a file name of this folder"):
         answer(folder)
     write({UP: "b.safetensors"})
-    with pytest.raises(ModelError, match=r"b\.safetensors cannot be read"):
+    with pytest.raises(ModelError, match=r"b\.safetensors: cannot be read"):
         answer(folder)
     save_file({UP: tensors[UP] * 2}, folder / "b.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=f"holds {UP}, and so does another shard"):

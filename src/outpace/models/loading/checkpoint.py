@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging as library
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
-from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, read_torch, weight_map
+from outpace.lib.checkpoint import TORCH_WEIGHTS, WEIGHTS, read_files, read_torch, weight_map
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart
 from outpace.lib.tensor_file import opened
@@ -37,9 +37,8 @@ from outpace.models.loading.precision import compute_dtype
 from outpace.models.loading.registry import Location, folder_of
 from outpace.models.plain_decoder import stock_config
 
-_TORCH_INDEX = "pytorch_model.bin.index.json"
-# The whole file, the list of its shards, and a pattern of all. Only the first that exist are downloaded.
-_LAYOUTS = ((WEIGHTS, INDEX, "model*.safetensors"), (TORCH_WEIGHTS, _TORCH_INDEX, "pytorch_model*.bin"))
+# Files of all weights, each with a pattern of it and its shards. Only the first that exist are downloaded.
+_PATTERNS = {WEIGHTS: "model*.safetensors", TORCH_WEIGHTS: "pytorch_model*.bin"}
 # Tables that models compute, which old checkpoints contain or list.
 _TABLES = re.compile(
     r"(^|\.)(rotary_emb(_local)?\.((original_)?inv_freq|(cos|sin)_cached)|(attn|attention)\.(masked_)?bias|position_ids)$"
@@ -76,12 +75,13 @@ def read_whole(
 
 def _read_folder(location: Location, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     folder = Path(folder_of(location))
-    for whole, index, files in _LAYOUTS:
-        if not _is_complete(folder, whole, index):
+    for whole, files in _PATTERNS.items():
+        if not _is_complete(folder, whole, f"{whole}.index.json"):
             folder_of(location, files, revision=folder.name)
         if any(folder.glob(files)):
             break
-    _check_tensors(config, read_headers(folder, location.name), location.name)
+    found = read_files(folder, _PATTERNS, _read_header, location.name, _TABLES.search)
+    _check_tensors(config, found, location.name)
     with _counted_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -119,42 +119,6 @@ def _read_gguf(
     model.tie_weights()
     whole: PreTrainedModel = model
     return whole
-
-
-def read_headers(folder: Path, name: str) -> dict[str, TensorInfo]:
-    """The tensors of a checkpoint, in the files that transformers would read.
-
-    Args:
-        folder: of the checkpoint.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: no weights; a damaged file; a tensor in two files, or listed in the index and in no file.
-    """
-    listed, files = _files(folder, name)
-    found: dict[str, TensorInfo] = {}
-    for file in files:
-        for key, info in _read_header(file).items():
-            if key in found:
-                raise ModelError(f"{file}: holds {key}, and so does another shard; download it again")
-            found[key] = info
-    if absent := sorted(key for key in listed - found.keys() if not _TABLES.search(key)):
-        raise ModelError(f"{name}: its index lists {', '.join(absent)}, which no shard holds; download it again")
-    return found
-
-
-def _files(folder: Path, name: str) -> tuple[set[str], list[Path]]:
-    """The tensor names in the index, if there is one, and all weight files."""
-    for whole, index, _ in _LAYOUTS:
-        if (folder / whole).is_file():
-            return set(), [folder / whole]
-        if (folder / index).is_file():
-            listed = weight_map(folder, index)
-            shards = [folder / shard for shard in sorted(set(listed.values()))]
-            if absent := [shard.name for shard in shards if not shard.is_file()]:
-                raise ModelError(f"{name}: {', '.join(absent)} cannot be read, and {index} names it; download it again")
-            return set(listed), shards
-    raise ModelError(f"{name}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
 
 
 def _read_header(file: Path) -> dict[str, TensorInfo]:
