@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from outpace.api import Model
 from outpace.core.tree import Topology
@@ -24,7 +24,7 @@ from outpace.models.target import PackedTarget
 FEWER_BITS = "use a GGUF file or --quantize int4 (int8 stays closer to the full weights)"
 ROWS, CONTEXT, SECONDS = 16, 64, 2.0
 _SMALL_MS = 2.0  # below this, fixed costs dominate and nothing can be gained
-_SLOW_READ, _EXPENSIVE_ROWS, _MUCH_OVERHEAD = 2.5, 2.5, 0.4
+_SLOW_READ, _EXPENSIVE_ROWS = 2.5, 2.5
 
 
 def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Finding]:
@@ -37,10 +37,8 @@ def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Findin
         return
     yield one_call(target.computed_by, target.config.model_type, target.dtype)
     times = model.engine.with_spare_slot(lambda slot: measured_passes(target, slot))
-    cheaper, leaner = pass_remedies(target, problems)
-    yield reading(times, max(bandwidth(torch.get_num_threads())), cheaper)
+    yield reading(times, max(bandwidth(torch.get_num_threads())), pass_remedy(target, problems))
     yield rows(times, target.quantize != "none", loaded_kernels() is not None)
-    yield overhead(times, leaner)
 
 
 @dataclass(frozen=True)
@@ -129,13 +127,11 @@ class MeasuredPasses:
 
     Attributes:
         one, many: passes of 1 row and of ROWS rows after CONTEXT tokens, with the LM head.
-        linears: the products of a pass of one row alone, called one by one.
         weight_bytes: bytes of weights that a pass of one row reads.
     """
 
     one: float
     many: float
-    linears: float
     weight_bytes: int
 
 
@@ -149,16 +145,10 @@ def measured_passes(target: PackedTarget, slot: int, seconds: float = SECONDS) -
     target.commit([slot], [range(context)])
     tree = Topology.of([-1, *((node - 1) // 2 for node in range(1, ROWS))])
     one, many = PassPart.of(slot, ids[context : context + 1]), PassPart.of(slot, ids[context:], tree)
-    layers = products_of_a_row(target)
-    inputs = [(layer, _row(layer)) for layer in layers]
-    works = (
-        lambda: target.head(target.run([one])),
-        lambda: target.head(target.run([many])),
-        lambda: [layer(row) for layer, row in inputs],
-    )
-    one_ms, many_ms, linears_ms = (1e3 * found for found in fastest(works, seconds))
+    works = (lambda: target.head(target.run([one])), lambda: target.head(target.run([many])))
+    one_ms, many_ms = (1e3 * found for found in fastest(works, seconds))
     target.rewind_slot(slot, 0)
-    return MeasuredPasses(one_ms, many_ms, linears_ms, sum(map(_bytes, layers)))
+    return MeasuredPasses(one_ms, many_ms, sum(map(_bytes, products_of_a_row(target))))
 
 
 def products_of_a_row(target: PackedTarget) -> list[nn.Module]:
@@ -197,15 +187,6 @@ def rows(times: MeasuredPasses, is_quantized: bool, can_quantize: bool) -> Findi
     return finding(f"pass of {ROWS} rows", measured, remedy, ms=times.many, ratio=ratio)
 
 
-def overhead(times: MeasuredPasses, remedy: str) -> Finding:
-    """The share of a pass of one row that is not its linear layers, called one by one."""
-    share = max(0.0, 1 - times.linears / times.one)
-    alone = f"its linear layers, one by one, take {times.linears:.1f} of {times.one:.1f} ms"
-    measured = f"{share:.0%} of a pass of one row: {alone}"
-    is_much = share > _MUCH_OVERHEAD and times.one > _SMALL_MS
-    return finding("outside linear layers", measured, remedy if is_much else "", share=share, linears_ms=times.linears)
-
-
 def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
     """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python, and why."""
     if computed_by == COMPILED:
@@ -220,25 +201,18 @@ def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
     return finding("one call", f"a pass of {family} is computed by {computed_by}", remedy, native=False)
 
 
-def pass_remedies(target: PackedTarget, problems: Sequence[str]) -> tuple[str, str]:
-    """Remedies that make a model's passes cheaper here, and remedies that reduce their overhead. `problems`: names of
-    findings about the machine that need a look: they come first."""
+def pass_remedy(target: PackedTarget, problems: Sequence[str]) -> str:
+    """What makes a model's passes cheaper here. `problems`: names of findings about the machine that need a look: they
+    come first."""
     if loaded_kernels() is None:
-        return kernels_remedy(), kernels_remedy()
+        return kernels_remedy()
     if target.compiled is None:
-        return "see 'one call'", "see 'one call'"
+        return "see 'one call'"
     if problems:
-        see = f"see {', '.join(map(repr, problems))} first"
-        return see, see
-    alone = "set OMP_NUM_THREADS=1 and compare: threads may wait for each other longer than they compute"
-    return (FEWER_BITS if target.quantize == "none" else alone), alone
-
-
-def _row(layer: nn.Module) -> Tensor:
-    if isinstance(layer, nn.Linear):
-        return torch.ones(1, layer.in_features, dtype=layer.weight.dtype)
-    assert isinstance(layer, KernelLinear | PackedLinear)
-    return torch.ones(1, layer.inputs, dtype=torch.float32 if isinstance(layer, KernelLinear) else layer.dtype)
+        return f"see {', '.join(map(repr, problems))} first"
+    if target.quantize == "none":
+        return FEWER_BITS
+    return "set OMP_NUM_THREADS=1 and compare: threads may wait for each other longer than they compute"
 
 
 def _bytes(layer: nn.Module) -> int:

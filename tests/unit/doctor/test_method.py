@@ -106,7 +106,7 @@ def test_plain_decoding_has_its_round_alone(target: Path) -> None:
     assert found.name == "plain round"
     assert found.figures["shares"]["forward"] > 0
     names = [one.name for one in examine_model(model)]
-    assert names == ["dtype", "exactness", "one call", "pass of one row", "pass of 16 rows", "outside linear layers"]
+    assert names == ["dtype", "exactness", "one call", "pass of one row", "pass of 16 rows"]
     assert model.generate("abc", max_new_tokens=8).token_ids == before
 
 
