@@ -1,11 +1,14 @@
 """Training of block drafters with a `NeighbourHead`, which reads the true token before each draft."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.neighbours import NeighbourNet
 from outpace.drafters.dflash.objective import ChainScores, DFlashObjective
 from outpace.drafters.training.batch import Anchors, Batch
+from outpace.models.frozen import FrozenTarget
 
 
 class NeighbourObjective(DFlashObjective):
@@ -13,6 +16,15 @@ class NeighbourObjective(DFlashObjective):
 
     net: NeighbourNet
     by_id = ("head.predecessors", "head.successors")
+
+    @staticmethod
+    def _begin(net: Any, target: FrozenTarget, seed: int) -> None:
+        """Training begins with the backbone's logits, because `successors` are zero, and their first gradients depend
+        on the token before, because `predecessors` are drawn at full scale."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            net.head.predecessors.copy_(torch.randn(net.head.predecessors.shape, generator=generator))
+            net.head.successors.zero_()
 
     def _before(self, tokens: Tensor) -> Tensor:
         """[R, r] the rows of `predecessors` of tokens [R]; zeros for ids that are not drafted."""
@@ -31,13 +43,3 @@ class NeighbourObjective(DFlashObjective):
             return torch.full_like(base, -torch.inf).index_copy(1, ranked, moved.to(base.dtype))
 
         return scores
-
-
-def initialise_net(net: NeighbourNet, seed: int) -> None:
-    """Initialise a `NeighbourHead` so that it learns from the first step: training begins with the backbone's logits,
-    because `successors` are zero, and their first gradients depend on the token before, because `predecessors` are
-    drawn at full scale."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        net.head.predecessors.copy_(torch.randn(net.head.predecessors.shape, generator=generator))
-        net.head.successors.zero_()

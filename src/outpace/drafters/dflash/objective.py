@@ -6,9 +6,9 @@ before the anchor, and itself. The loss is the cross-entropy of each position wi
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -99,10 +99,15 @@ class DFlashObjective(Objective):
         vocabulary: ids that the loss compares; None for all.
 
     Attributes:
+        net_class, config_class: of a new drafter.
+        fixed: fields of its config that are no settings.
         parts: names of the losses that make up the loss and are logged too, if there are several.
     """
 
     net: DFlashNet
+    net_class: ClassVar[type[DFlashNet]] = DFlashNet
+    config_class: ClassVar[type[DFlashConfig]] = DFlashConfig
+    fixed: ClassVar[Mapping[str, object]] = {}
     parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -116,6 +121,20 @@ class DFlashObjective(Objective):
         taps = (*net.config.taps, target.layers) if settings.labels == "target-softmax" else net.config.taps
         super().__init__(net, target, taps, net.config.drafts_per_block(), vocabulary)
         self.settings = settings
+
+    @classmethod
+    def new(
+        cls, net: DFlashNetSettings, objective: DFlashObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
+    ) -> Self:
+        """A new drafter for a target, ready for training."""
+        config = build(cls.config_class, {**block_fields(net, target, facts), **cls.fixed}, "net")
+        made = initialise(cls.net_class(config), seed)
+        cls._begin(made, target, seed)
+        return cls(made.to(target.device), target, objective, LossVocabulary.chosen(objective, facts, target.device))
+
+    @staticmethod
+    def _begin(net: Any, target: FrozenTarget, seed: int) -> None:
+        """Change the initial weights of a net so that its head learns from the first step."""
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """As `Objective.forward`, with `parts` among what is logged."""
@@ -145,9 +164,17 @@ class DFlashObjective(Objective):
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """As `Objective.hits`; false after the first wrong draft."""
+        """As `Objective.hits`; false after the first wrong draft, behind which a chain is not scored."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
-        return right_runs(ids, own, self._chain_scores(batch, anchors))
+        scores, right = self._chain_scores(batch, anchors), torch.zeros_like(own)
+        chains = torch.arange(len(ids), device=ids.device)
+        for depth in range(self.depth):
+            chains = chains[own[chains, depth]]
+            if not len(chains):
+                break
+            chains = chains[scores(depth + 1, chains).argmax(dim=-1) == ids[chains, depth]]
+            right[chains, depth] = True
+        return right
 
     def _drafting(self, batch: Batch, anchors: Anchors, depth: int) -> Tensor:
         """Block outputs [A, depth, H] that predict the drafts after anchors."""
@@ -155,7 +182,7 @@ class DFlashObjective(Objective):
         return block_outputs(self.net, self.target, batch, anchors)[:, first : first + depth]
 
     def _chain_scores(self, batch: Batch, anchors: Anchors) -> ChainScores:
-        """The scores that `right_runs` reads. Heads read the true tokens."""
+        """The scores that `hits` reads. Heads read the true tokens."""
         hidden = self._drafting(batch, anchors, self.depth)
         return lambda depth, chains: self.scores(hidden[chains, depth - 1])
 
@@ -176,15 +203,6 @@ class DFlashObjective(Objective):
         return SupervisedRows(own, truth, decay, compared, self.target)
 
 
-def build_dflash(
-    net: DFlashNetSettings, objective: DFlashObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
-) -> DFlashObjective:
-    """A new DFlash drafter for a target, ready for training."""
-    config = build(DFlashConfig, block_fields(net, target, facts), "net")
-    made = initialise(DFlashNet(config), seed).to(target.device)
-    return DFlashObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
-
-
 def block_fields(net: DFlashNetSettings, target: FrozenTarget, facts: Facts) -> dict[str, object]:
     """Fields of a `DFlashConfig` from settings, and from the target where they are None."""
     # The authors' rule; in a target with few layers it can name a layer twice or one that does not exist.
@@ -193,27 +211,24 @@ def block_fields(net: DFlashNetSettings, target: FrozenTarget, facts: Facts) -> 
     derived = {"target_layers": target.layers, "target_layer_ids": taps}
     values = layer_sizes(target, SCALINGS) | derived | net.model_dump(exclude_none=True)
     if net.mask_token_id is None:
-        values["mask_token_id"] = _free_token(facts)
+        unused: list[int] = facts.unused.nonzero()[:, 0].tolist()
+        if not unused:
+            raise InvalidRequest("net.mask_token_id=None: the data uses every id; set net.mask_token_id to a rare one")
+        values["mask_token_id"] = max(set(facts.special).intersection(unused) or unused)  # a special id, if one is free
     return values
 
 
-def _free_token(facts: Facts) -> int:
-    """The id of masks: the highest special id that the data never uses, or else the highest unused id."""
-    unused: list[int] = facts.unused.nonzero()[:, 0].tolist()
-    if not unused:
-        raise InvalidRequest("net.mask_token_id=None: the data uses every id; set net.mask_token_id to a rare one")
-    return max(set(facts.special).intersection(unused) or unused)
+def embedding_scale(target: FrozenTarget) -> float:
+    """The factor that gives rows of a target's embedding a root mean square of 1."""
+    embedded = target.embed(torch.arange(target.vocab_size, device=target.device)).float()  # [V, H]
+    return 1 / float(embedded.square().mean().sqrt().clamp_min(1e-6))
 
 
 def default_gamma(block_size: int) -> float:
     """The decay of weights over a block: the authors' values, linear between them and proportional beyond."""
-    (first, low), (last, high) = GAMMAS[0], GAMMAS[-1]
-    if block_size <= first:
-        return low * block_size / first
-    for (left, below), (right, above) in pairwise(GAMMAS):
-        if block_size <= right:
-            return below + (above - below) * (block_size - left) / (right - left)
-    return high * block_size / last
+    sizes, gammas = [size for size, _ in GAMMAS], [gamma for _, gamma in GAMMAS]
+    nearest = min(max(block_size, sizes[0]), sizes[-1])
+    return float(np.interp(nearest, sizes, gammas)) * block_size / nearest
 
 
 def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: Anchors) -> Tensor:
@@ -309,26 +324,4 @@ class SupervisedRows:
         return [int(blocks.sum()) for blocks in self.own.split(max(1, most // self.own.shape[1]))]
 
 
-def right_runs(ids: Tensor, own: Tensor, scores: ChainScores) -> Tensor:
-    """The right drafts of greedy chains. A chain is scored no further than its first wrong draft.
-
-    Args:
-        ids: [A, depth], the true tokens.
-        own: [A, depth] bool, where there are any.
-        scores: of what follows chains.
-
-    Returns:
-        [A, depth] bool: true up to the first wrong draft.
-    """
-    right = torch.zeros_like(own)
-    chains = torch.arange(len(ids), device=ids.device)
-    for depth in range(1, ids.shape[1] + 1):
-        chains = chains[own[chains, depth - 1]]
-        if not len(chains):
-            break
-        chains = chains[scores(depth, chains).argmax(dim=-1) == ids[chains, depth - 1]]
-        right[chains, depth - 1] = True
-    return right
-
-
-TRAINING = Training(DFlashNetSettings, DFlashObjectiveSettings, build_dflash)
+TRAINING = Training(DFlashNetSettings, DFlashObjectiveSettings, DFlashObjective.new)

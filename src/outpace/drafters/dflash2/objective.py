@@ -4,18 +4,18 @@ The selector's part leaves out depths whose true token is not among these ids. T
 is the one of NVIDIA's Automodel.
 """
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, initialise_net
-from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, SupervisedRows, block_fields
-from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Layer, DFlash2Net
-from outpace.drafters.fields import build
+from outpace.drafters.dflash.neighbour_objective import NeighbourObjective
+from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, SupervisedRows
+from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
 from outpace.drafters.kind import Training
-from outpace.drafters.training.batch import Anchors, Batch, Facts
-from outpace.drafters.training.losses import LossVocabulary, row_losses, summed, weighted_cross_entropy
-from outpace.drafters.training.objective import initialise
+from outpace.drafters.training.batch import Anchors, Batch
+from outpace.drafters.training.losses import row_losses, summed, weighted_cross_entropy
 from outpace.models.frozen import FrozenTarget
 
 
@@ -32,7 +32,20 @@ class DFlash2Objective(NeighbourObjective):
     """A DFlash 2 drafter in training."""
 
     net: DFlash2Net
+    net_class = DFlash2Net
+    config_class = DFlash2Config
     parts = ("base", "selector")
+
+    @staticmethod
+    def _begin(net: Any, target: FrozenTarget, seed: int) -> None:
+        """Convolutions change nothing at first."""
+        NeighbourObjective._begin(net, target, seed)
+        with torch.no_grad():
+            for _, layer in net.each_layer():
+                for convolution in (layer.attention_conv, layer.mlp_conv):
+                    convolution.kernel_projection.weight.zero_()
+                    convolution.base_kernel.zero_()
+                    convolution.base_kernel[:, 0] = 1.0
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         own, compared, head = rows.own, rows.compared, self.net.head
@@ -57,21 +70,4 @@ class DFlash2Objective(NeighbourObjective):
         return summed(losses, pieces, (right,), rows.at_once)
 
 
-def build_dflash2(
-    net: DFlash2NetSettings, objective: DFlashObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
-) -> DFlash2Objective:
-    """A new DFlash 2 drafter for a target, as `build_dflash`. Its convolutions change nothing at first."""
-    made = initialise(DFlash2Net(build(DFlash2Config, block_fields(net, target, facts), "net")), seed)
-    initialise_net(made, seed)
-    with torch.no_grad():
-        for _, layer in made.each_layer():
-            assert isinstance(layer, DFlash2Layer)
-            for convolution in (layer.attention_conv, layer.mlp_conv):
-                convolution.kernel_projection.weight.zero_()
-                convolution.base_kernel.zero_()
-                convolution.base_kernel[:, 0] = 1.0
-    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
-    return DFlash2Objective(made.to(target.device), target, objective, vocabulary)
-
-
-TRAINING = Training(DFlash2NetSettings, DFlashObjectiveSettings, build_dflash2)
+TRAINING = Training(DFlash2NetSettings, DFlashObjectiveSettings, DFlash2Objective.new)

@@ -7,7 +7,7 @@ to 0: with clean prefixes from the start, the head would learn what the backbone
 """
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,14 +19,12 @@ from outpace.drafters.dflash.objective import (
     DFlashObjective,
     DFlashObjectiveSettings,
     SupervisedRows,
-    block_fields,
+    embedding_scale,
 )
-from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
-from outpace.drafters.fields import build
+from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.kind import Training
-from outpace.drafters.training.batch import Anchors, Batch, Facts
-from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, row_losses, summed
-from outpace.drafters.training.objective import initialise
+from outpace.drafters.training.batch import Anchors, Batch
+from outpace.drafters.training.losses import FEW_ROWS, row_losses, summed
 from outpace.models.frozen import FrozenTarget
 
 Strategy = Literal["curriculum", "teacher-forcing", "training-time-test"]
@@ -75,9 +73,32 @@ class DominoObjective(DFlashObjective):
     nothing (`DominoConfig.drafts_per_block`)."""
 
     net: DominoNet
+    net_class = DominoNet
+    config_class = DominoConfig
     settings: DominoObjectiveSettings
     by_id = ("head.embed_proj.2.weight",)
     parts = ("base", "final")
+
+    @staticmethod
+    def _begin(net: Any, target: FrozenTarget, seed: int) -> None:
+        """The paper does not describe this. With small weights everywhere W2 gets almost no signal from the state, nor
+        the state from W2, and the head learns nothing for hundreds of steps. Here W2 is zero, so training begins with
+        the backbone's logits, and W1 reads the state alone, at full scale: W2's first gradients depend on the earlier
+        tokens. The target's embedding feeds the head; the state's input weights match its scale, which in Gemma is
+        larger by the root of the width."""
+        head, generator = net.head, torch.Generator().manual_seed(seed)
+        of_input, of_state = head.gate_weights()
+        of_low_rank, size = head.embed_proj[0].weight, head.config.gru_hidden_dim
+
+        def drawn(shape: torch.Size) -> Tensor:
+            return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
+
+        with torch.no_grad():
+            of_input.copy_(drawn(of_input.shape) * embedding_scale(target))
+            of_state.copy_(drawn(of_state.shape))
+            of_low_rank.zero_()
+            of_low_rank[:, -size:] = drawn(of_low_rank[:, -size:].shape) * STATE_SCALE
+            head.vocabulary_weight.zero_()
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         read = anchors.tokens_before(batch, self._trained)  # [A, D]
@@ -90,7 +111,8 @@ class DominoObjective(DFlashObjective):
 
         def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, cells: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
-            moved = scores + self._correction(hidden, states, corrected, scores.shape[1])
+            moves = self.net.head.correction(hidden, states) * corrected[:, None]
+            moved = scores + nn.functional.pad(moves, (0, scores.shape[1] - moves.shape[1]))  # drawn ids have no row
             of_base, _ = row_losses(scores, labels)
             of_final, accepted = row_losses(moved, labels)
             weights = rows.weigh(cells, accepted)
@@ -111,18 +133,6 @@ class DominoObjective(DFlashObjective):
 
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
-
-    def _correction(self, hidden: Tensor, states: Tensor, corrected: Tensor, count: int) -> Tensor:
-        """What the head adds to base logits (section 4.1.2), [R, count]: zero for ids that are never drafted, which
-        follow those that are.
-
-        Args:
-            hidden: [R, H] of the positions that draft.
-            states: [R, G] before these drafts.
-            corrected: [R] bool; false where the base logits are used alone.
-        """
-        moves = self.net.head.correction(hidden, states) * corrected[:, None]
-        return nn.functional.pad(moves, (0, count - moves.shape[1]))
 
     @torch.no_grad()
     def _drafts(self, hidden: Tensor, pending: Tensor) -> Tensor:
@@ -161,40 +171,4 @@ class DominoObjective(DFlashObjective):
         return scores
 
 
-def build_domino(
-    net: DominoNetSettings, objective: DominoObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
-) -> DominoObjective:
-    """A new Domino drafter for a target, as `build_dflash`."""
-    config = build(DominoConfig, block_fields(net, target, facts), "net")
-    made = initialise(DominoNet(config), seed)
-    initialise_head(made.head, target, seed)
-    made = made.to(target.device)
-    return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
-
-
-def initialise_head(head: DominoHead, target: FrozenTarget, seed: int) -> None:
-    """Initialise Domino's causal head so that it learns from the first step; the paper does not describe this. With
-    small weights everywhere W2 gets almost no signal from the state, nor the state from W2, and the head learns nothing
-    for hundreds of steps. Here W2 is zero, so training begins with the backbone's logits, and W1 reads
-    the state alone, at full scale: W2's first gradients depend on the earlier tokens. `target`: its embedding feeds the
-    head; the state's input weights match its scale, which in Gemma is larger by the root of the width."""
-    generator = torch.Generator().manual_seed(seed)
-    fed = target.embed(torch.arange(target.vocab_size, device=target.device))  # [V, H]
-    scale = 1 / float(fed.float().square().mean().sqrt().clamp_min(1e-6))
-    of_input, of_state = head.gate_weights()
-    of_low_rank = head.embed_proj[0].weight
-    assert isinstance(of_low_rank, Tensor)
-    size = head.config.gru_hidden_dim
-
-    def drawn(shape: torch.Size) -> Tensor:
-        return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
-
-    with torch.no_grad():
-        of_input.copy_(drawn(of_input.shape) * scale)
-        of_state.copy_(drawn(of_state.shape))
-        of_low_rank.zero_()
-        of_low_rank[:, -size:] = drawn(of_low_rank[:, -size:].shape) * STATE_SCALE
-        head.vocabulary_weight.zero_()
-
-
-TRAINING = Training(DominoNetSettings, DominoObjectiveSettings, build_domino, {"training": {"epochs": 3.0}})
+TRAINING = Training(DominoNetSettings, DominoObjectiveSettings, DominoObjective.new, {"training": {"epochs": 3.0}})

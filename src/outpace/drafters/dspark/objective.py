@@ -6,21 +6,18 @@ p is the target's distribution, q the drafter's after the true token before. c* 
 from q is accepted, and c the confidence head's estimate of it.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, initialise_net
-from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, SupervisedRows, block_fields
+from outpace.drafters.dflash.neighbour_objective import NeighbourObjective
+from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, SupervisedRows
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
-from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.batch import Anchors, Batch, Facts
-from outpace.drafters.training.losses import LossVocabulary, summed, weighted_cross_entropy
-from outpace.drafters.training.objective import initialise
-from outpace.models.frozen import FrozenTarget
+from outpace.drafters.training.batch import Anchors, Batch
+from outpace.drafters.training.losses import summed, weighted_cross_entropy
 
 CE_SHARE, DISTANCE_SHARE = 0.1, 0.9
 
@@ -44,6 +41,9 @@ class DSparkObjective(NeighbourObjective):
     """A DSpark drafter in training. Where the loss compares some ids only, distributions are of these ids."""
 
     net: DSparkNet
+    net_class = DSparkNet
+    config_class = DSparkConfig
+    fixed: ClassVar = {"enable_confidence_head": True, "confidence_head_with_markov": True}
     parts = ("ce", "distance", "confidence")
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
@@ -71,16 +71,4 @@ class DSparkObjective(NeighbourObjective):
         return summed(losses, pieces, (right,), rows.at_once)
 
 
-def build_dspark(
-    net: DSparkNetSettings, objective: DSparkObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
-) -> DSparkObjective:
-    """A new DSpark drafter for a target, as `build_dflash`."""
-    fields = block_fields(net, target, facts)
-    heads = {"enable_confidence_head": True, "confidence_head_with_markov": True}
-    made = initialise(DSparkNet(build(DSparkConfig, fields | heads, "net")), seed)
-    initialise_net(made, seed)
-    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
-    return DSparkObjective(made.to(target.device), target, objective, vocabulary)
-
-
-TRAINING = Training(DSparkNetSettings, DSparkObjectiveSettings, build_dspark)
+TRAINING = Training(DSparkNetSettings, DSparkObjectiveSettings, DSparkObjective.new)

@@ -12,6 +12,7 @@ were too high.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -23,14 +24,12 @@ from outpace.drafters.dflash.objective import (
     DFlashObjective,
     DFlashObjectiveSettings,
     SupervisedRows,
-    block_fields,
+    embedding_scale,
 )
-from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
-from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors
+from outpace.drafters.training.batch import Anchors, Batch, all_anchors
 from outpace.drafters.training.losses import LossVocabulary, losses_and_candidates, summed
-from outpace.drafters.training.objective import initialise
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 
@@ -57,8 +56,40 @@ class LatticeObjective(DFlashObjective):
     """A lattice drafter in training."""
 
     net: LatticeNet
+    net_class = LatticeNet
+    config_class = LatticeConfig
     settings: LatticeObjectiveSettings
     parts = ("base", "pair")
+
+    def compare(self, vocabulary: LossVocabulary) -> None:
+        super().compare(vocabulary)
+        size, candidates = self._drafted, self.net.config.candidates
+        if candidates >= size:
+            raise InvalidRequest(
+                f"net.candidates={candidates}: must be below the {size} ids that the loss compares; take fewer, or a "
+                "larger objective.vocabulary"
+            )
+
+    @property
+    def _drafted(self) -> int:
+        """Number of ids that are drafted."""
+        return self.target.vocab_size if self.vocabulary.ranked is None else len(self.vocabulary.ranked)
+
+    @staticmethod
+    def _begin(net: Any, target: FrozenTarget, seed: int) -> None:
+        """Rows of a block start near the last features that are read, for which the target's head is made. In the pair
+        head W_B is zero, so training begins with the base logits, and A and H are of the order of 1, so the gradient of
+        W_B is not small. `join` and A match the scale of the target's embedding."""
+        head, size, scale = net.pair_head, net.config.hidden_size, embedding_scale(target)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            drawn = torch.randn(head.a.weight.shape, generator=generator) / math.sqrt(head.a.in_features)
+            head.a.weight.copy_(drawn * scale)
+            net.join.weight[:, :size] += torch.eye(size)
+            net.join.weight[:, size:] *= scale
+            net.fc.weight[:, -size:] += torch.eye(size)
+            head.b.weight.zero_()
+            head.h.bias.fill_(1.0)
 
     def _sums(self, batch: Batch, anchors: Anchors, rows: SupervisedRows, hidden: Tensor, progress: float) -> Tensor:
         before = anchors.tokens_before(batch, self.depth)
@@ -79,8 +110,7 @@ class LatticeObjective(DFlashObjective):
     @torch.no_grad()
     def _candidates(self, scores: Tensor) -> Tensor:
         """[R, C] the best of the ids that are drafted, as indices of base logits [R, K]."""
-        ranked = scores.shape[1] if self.vocabulary.ranked is None else len(self.vocabulary.ranked)
-        return scores[:, :ranked].topk(min(self.net.config.candidates, ranked), dim=1).indices
+        return scores[:, : self._drafted].topk(self.net.config.candidates, dim=1).indices
 
     def _pair_losses(
         self,
@@ -127,7 +157,7 @@ class LatticeObjective(DFlashObjective):
     def _moved(self, base: Tensor, hidden: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores [R, C] of the candidates of base logits [R, V] after tokens [R], as in drafting; the logit [R] of all
         other ids; and the candidates' ids."""
-        best = base.topk(min(self.net.config.candidates, self.target.vocab_size), dim=1)
+        best = base.topk(self.net.config.candidates, dim=1)
         others = base.scatter(1, best.indices, ABSENT).logsumexp(dim=1)
         return best.values + self._pairs(before, hidden, best.indices), others, best.indices
 
@@ -172,40 +202,4 @@ def calibration_error(likely: Tensor, right: Tensor) -> float:
     return float(difference.abs().sum()) / max(len(likely), 1)
 
 
-def build_lattice(
-    net: LatticeNetSettings, objective: LatticeObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
-) -> LatticeObjective:
-    """A new lattice drafter for a target, as `build_dflash`."""
-    compared = objective.kept(target.vocab_size)
-    if net.candidates >= compared:
-        raise InvalidRequest(
-            f"net.candidates={net.candidates}: must be below the {compared} ids that the loss compares; take fewer, or "
-            "a larger objective.vocabulary"
-        )
-    config = build(LatticeConfig, block_fields(net, target, facts), "net")
-    made = initialise(LatticeNet(config), seed)
-    initialise_net(made, target, seed)
-    made = made.to(target.device)
-    return LatticeObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
-
-
-def initialise_net(net: LatticeNet, target: FrozenTarget, seed: int) -> None:
-    """Initialise a net so that it learns from the first step. Rows of a block start near the last features that are
-    read, for which the target's head is made. In the pair head W_B is zero, so training begins with the base logits,
-    and A and H are of the order of 1, so the gradient of W_B is not small. `target`: `join` and A match the scale of
-    its embedding."""
-    head, size = net.pair_head, net.config.hidden_size
-    generator = torch.Generator().manual_seed(seed)
-    embedded = target.embed(torch.arange(target.vocab_size, device=target.device)).float()  # [V, H]
-    scale = 1 / float(embedded.square().mean().sqrt().clamp_min(1e-6))
-    with torch.no_grad():
-        drawn = torch.randn(head.a.weight.shape, generator=generator) / math.sqrt(head.a.in_features)
-        head.a.weight.copy_(drawn * scale)
-        net.join.weight[:, :size] += torch.eye(size)
-        net.join.weight[:, size:] *= scale
-        net.fc.weight[:, -size:] += torch.eye(size)
-        head.b.weight.zero_()
-        head.h.bias.fill_(1.0)
-
-
-TRAINING = Training(LatticeNetSettings, LatticeObjectiveSettings, build_lattice, {"training": {"epochs": 3.0}})
+TRAINING = Training(LatticeNetSettings, LatticeObjectiveSettings, LatticeObjective.new, {"training": {"epochs": 3.0}})

@@ -18,7 +18,6 @@ from outpace.drafters.dflash.objective import (
     DFlashObjectiveSettings,
     block_fields,
     block_outputs,
-    build_dflash,
     default_gamma,
 )
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
@@ -43,7 +42,7 @@ def fresh(
     seed: int = 0, anchors: int = 512, gamma: float | None = None, loss: dict[str, Any] | None = None, **net: Any
 ) -> DFlashObjective:
     settings = DFlashObjectiveSettings(anchors=anchors, gamma=gamma, **loss or {})
-    return build_dflash(DFlashNetSettings(**blocks.NET | net), settings, tiny.frozen(), tiny.facts(), seed)
+    return DFlashObjective.new(DFlashNetSettings(**blocks.NET | net), settings, tiny.frozen(), tiny.facts(), seed)
 
 
 @cache

@@ -12,7 +12,6 @@ from outpace.drafters.domino.objective import (
     DominoObjective,
     DominoObjectiveSettings,
     Strategy,
-    build_domino,
 )
 from outpace.drafters.training.batch import all_anchors
 from outpace.models.frozen import FrozenTarget
@@ -27,7 +26,7 @@ ALIGNMENTS = [(True, 0), (True, 1), (False, 0), (False, 1), (False, 2)]
 def fresh(seed: int = 0, strategy: Strategy = "curriculum", net: Any = None, **loss: Any) -> DominoObjective:
     settings = DominoObjectiveSettings(strategy=strategy, **loss)
     sizes = DominoNetSettings(**blocks.NET | HEAD | (net or {}))
-    return build_domino(sizes, settings, tiny.frozen(), tiny.facts(), seed)
+    return DominoObjective.new(sizes, settings, tiny.frozen(), tiny.facts(), seed)
 
 
 @cache
@@ -140,9 +139,8 @@ def test_the_curriculum_keeps_the_base_strong() -> None:
 def test_a_new_head_hears_its_tokens_whatever_their_scale(family: str) -> None:
     """Guards against gates scaled for the raw embedding and fed with Gemma's, times the root of H."""
     target = FrozenTarget(tiny_target(tiny_config(family, vocab_size=tiny.VOCAB), max_length=64))
-    head = build_domino(
-        DominoNetSettings(**blocks.NET | HEAD), DominoObjectiveSettings(), target, tiny.facts(), 0
-    ).net.head
+    sizes = DominoNetSettings(**blocks.NET | HEAD)
+    head = DominoObjective.new(sizes, DominoObjectiveSettings(), target, tiny.facts(), 0).net.head
     fed = target.embed(torch.arange(tiny.VOCAB)).float()  # [V, H]
     heard = fed @ head.gate_weights()[0].detach().T  # [V, 3G]
     assert heard.square().mean().sqrt().item() == pytest.approx(1.0, rel=0.15)

@@ -13,7 +13,6 @@ from outpace.drafters.lattice.objective import (
     LatticeNetSettings,
     LatticeObjective,
     LatticeObjectiveSettings,
-    build_lattice,
     calibration_error,
 )
 from outpace.drafters.lattice.source import LatticeSource
@@ -28,7 +27,7 @@ SIZES = {"rank": 16, "candidates": 4}
 
 def fresh(seed: int = 0, net: Any = None, **loss: Any) -> LatticeObjective:
     sizes = LatticeNetSettings(**blocks.NET | SIZES | (net or {}))
-    return build_lattice(sizes, LatticeObjectiveSettings(**loss), tiny.frozen(), tiny.facts(), seed)
+    return LatticeObjective.new(sizes, LatticeObjectiveSettings(**loss), tiny.frozen(), tiny.facts(), seed)
 
 
 @cache

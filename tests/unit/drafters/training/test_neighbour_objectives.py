@@ -12,14 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.objective import DFlashObjectiveSettings
-from outpace.drafters.dflash2.objective import DFlash2NetSettings, DFlash2Objective, build_dflash2
+from outpace.drafters.dflash2.objective import DFlash2NetSettings, DFlash2Objective
 from outpace.drafters.dflash2.source import DFlash2Source
-from outpace.drafters.dspark.objective import (
-    DSparkNetSettings,
-    DSparkObjective,
-    DSparkObjectiveSettings,
-    build_dspark,
-)
+from outpace.drafters.dspark.objective import DSparkNetSettings, DSparkObjective, DSparkObjectiveSettings
 from outpace.drafters.dspark.source import DSparkSource
 from outpace.drafters.training.batch import Batch, all_anchors
 from tests.unit.drafters.net.block_nets import Request, draft
@@ -32,12 +27,12 @@ SELECTED = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6}
 
 def dspark(seed: int = 0, **loss: Any) -> DSparkObjective:
     sizes = DSparkNetSettings(**blocks.NET | {"markov_rank": 8})
-    return build_dspark(sizes, DSparkObjectiveSettings(**loss), tiny.frozen(), tiny.facts(), seed)
+    return DSparkObjective.new(sizes, DSparkObjectiveSettings(**loss), tiny.frozen(), tiny.facts(), seed)
 
 
 def dflash2(seed: int = 0, **loss: Any) -> DFlash2Objective:
     sizes = DFlash2NetSettings(**blocks.NET | SELECTED)
-    return build_dflash2(sizes, DFlashObjectiveSettings(**loss), tiny.frozen(), tiny.facts(), seed)
+    return DFlash2Objective.new(sizes, DFlashObjectiveSettings(**loss), tiny.frozen(), tiny.facts(), seed)
 
 
 BUILD: dict[str, Any] = {"dspark": dspark, "dflash2": dflash2}
