@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.fields import SIZES, Fields, check_activation, flag
-from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Projections, Rotary, Size
+from outpace.drafters.layers import Attend, LayerConfig, Projections, Rotary, Size
 from outpace.lib.errors import ModelError
-from outpace.models.plain_decoder import RMSNorm
+from outpace.models.plain_decoder import PlainMLP, RMSNorm
 
 
 def usual_taps(target_layers: int) -> tuple[int, int, int]:
@@ -100,7 +100,7 @@ class FusionLayer(nn.Module):
             eps=eps if config.qk_norm else None,
             bias=config.bias,
         )
-        self.mlp = GatedMLP(size, config.intermediate_size)
+        self.mlp = PlainMLP(size, config.intermediate_size)
         self.rotary = Rotary(config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions)
 
     def pair(self, embeddings: Tensor, normed: Tensor) -> Tensor:

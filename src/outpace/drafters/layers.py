@@ -1,4 +1,4 @@
-"""What drafter nets are made of: norms, rotary positions, gated MLPs, attention over keys that the caller keeps.
+"""What drafter nets are made of: rotary positions, and attention over keys that the caller keeps.
 
 The nets compute on packed rows [T, H] and get the attention function as an argument: drafting reads keys from
 slots, training from a mask over whole sequences, a test from a plain matrix product. Weights start as NaN, so that one
@@ -73,20 +73,6 @@ def fill_with_nan(module: M) -> M:
         weight.requires_grad_(False)
         weight.fill_(torch.nan)
     return module
-
-
-class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), without biases."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
-        return out
 
 
 def _scaled(parameters: dict[str, Any], size: int, max_positions: int) -> tuple[Tensor, float]:

@@ -146,6 +146,26 @@ class LevelwiseSource(BaseSource, ABC):
         return 1
 
 
+class DepthwiseSource(LevelwiseSource):
+    """A source that guesses every depth when a round begins: one row of logits per depth, by itself the same for all
+    nodes there."""
+
+    shares = True
+
+    @abstractmethod
+    def _start(self, states: Sequence[Any], pending: Tensor) -> None:
+        """Guess all depths of each request after its pending token: set `SlotState.base`, or what `_logits` reads."""
+
+    def _logits(self, level: DraftLevel) -> Tensor:
+        return level.repeated([state.base[level.depth] for state in level.states])
+
+    def _pool_of(self, level: DraftLevel) -> Pool | None:
+        return None
+
+    def _passes(self, level: DraftLevel) -> int:
+        return int(level.is_first)
+
+
 def _at(found: Candidates, rows: Sequence[int]) -> Candidates:
     """The candidates of nodes, from those of the rows that they share. `rows`: of each node."""
     assert found.log_probs is not None, "sources have scores"

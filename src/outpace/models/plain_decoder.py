@@ -130,9 +130,8 @@ class PlainAttention(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    def __init__(self, config: PlainConfig) -> None:
+    def __init__(self, width: int, inner: int, bias: bool = False) -> None:
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=bias) for _ in range(2))
         self.down_proj = nn.Linear(inner, width, bias=bias)
         self.act_fn: nn.Module = nn.SiLU()
@@ -145,7 +144,8 @@ class PlainMLP(nn.Module):
 class PlainLayer(nn.Module):
     def __init__(self, config: PlainConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn, self.mlp = PlainAttention(config, layer_idx), PlainMLP(config)
+        self.self_attn = PlainAttention(config, layer_idx)
+        self.mlp = PlainMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 

@@ -94,7 +94,7 @@ CHANGES: list[tuple[str, str, Change, str]] = [
     ("domino", "head", head_instance, "DominoHead.correction was replaced on an instance"),
     ("domino", "head", edited_head, "the kernel computes other results than DominoHead.step"),
     ("dflash", "block", block_class, "OtherDFlash is none of the classes that the kernel computes"),
-    ("dflash", "block", layer_hook, "a hook is registered on GatedMLP"),
+    ("dflash", "block", layer_hook, "a hook is registered on PlainMLP"),
     ("domino", "block", layer_class, "Negated is none of the classes that the kernel computes"),
     ("eagle3", "layer", eagle_class, "OtherEagle is none of the classes that the kernel computes"),
     ("eagle3", "layer", eagle_layer, "FusionLayer.finish was replaced"),

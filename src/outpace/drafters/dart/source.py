@@ -9,8 +9,7 @@ from torch import Tensor
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.ngrams import CANDIDATES, Continuity
-from outpace.drafters.depthwise import DepthwiseSource
-from outpace.drafters.levels import DraftLevel
+from outpace.drafters.levels import DepthwiseSource, DraftLevel
 from outpace.drafters.net_slots import Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of

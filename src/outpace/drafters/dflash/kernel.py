@@ -9,16 +9,16 @@ from outpace.drafters.dflash.net import DFlashLayer, DFlashNet
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.lattice.net import LatticeNet
-from outpace.drafters.layers import GatedMLP, LayerConfig, Projections, Rotary
+from outpace.drafters.layers import LayerConfig, Projections, Rotary
 from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.kernels import structs
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
 from outpace.kernels.exact import NotCompiled, check_exact, check_kernels, check_same, path_taken
 from outpace.kernels.linear import PANEL
-from outpace.models.plain_decoder import RMSNorm
+from outpace.models.plain_decoder import PlainMLP, RMSNorm
 
-LAYERS = (Projections, GatedMLP, RMSNorm, Rotary)
+LAYERS = (Projections, PlainMLP, RMSNorm, Rotary)
 """The layers of nets that kernels compute."""
 _CLASSES = (DFlashNet, DominoNet, DSparkNet, LatticeNet, DFlashLayer, *LAYERS)
 

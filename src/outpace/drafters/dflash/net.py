@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Layers, Projections, Rotary, fill_with_nan
+from outpace.drafters.layers import Attend, LayerConfig, Layers, Projections, Rotary, fill_with_nan
 from outpace.lib.errors import ModelError
-from outpace.models.plain_decoder import RMSNorm
+from outpace.models.plain_decoder import PlainMLP, RMSNorm
 
 LayerType = Literal["full_attention", "sliding_attention"]
 
@@ -122,7 +122,7 @@ class DFlashLayer(nn.Module):
         heads = (config.heads, config.kv_heads, config.head_dim)
         self.self_attn = Projections(size, size, *heads, eps, config.attention_bias)
         self.post_attention_layernorm = RMSNorm(size, eps)
-        self.mlp = GatedMLP(size, config.intermediate_size)
+        self.mlp = PlainMLP(size, config.intermediate_size)
 
 
 class DFlashNet(nn.Module):

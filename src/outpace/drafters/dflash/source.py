@@ -10,10 +10,9 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import own_scores_of
-from outpace.drafters.depthwise import DepthwiseSource
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.levels import DraftLevel, SlotState
+from outpace.drafters.levels import DepthwiseSource, DraftLevel, SlotState
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.drafters.ranked_vocabulary import pool_of
 from outpace.kernels.lattice import Woven

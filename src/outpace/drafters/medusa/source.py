@@ -8,8 +8,7 @@ from torch import Tensor
 
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD
-from outpace.drafters.depthwise import DepthwiseSource
-from outpace.drafters.levels import SlotState
+from outpace.drafters.levels import DepthwiseSource, SlotState
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.ranked_vocabulary import head_of
 from outpace.models.head import LmHead

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.protocols import DraftRequest
-from outpace.drafters.depthwise import DepthwiseSource
+from outpace.drafters.levels import DepthwiseSource
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.self_draft.selectors import Tokens

@@ -1,5 +1,5 @@
 // One row between two products: norms, rotations, activations, and conversion to the operand of a product.
-// Python reference: outpace.drafters.layers (RMSNorm, Rotary, GatedMLP).
+// Python reference: outpace.models.plain_decoder (RMSNorm, PlainMLP), outpace.drafters.layers (Rotary).
 #pragma once
 #include "formats.h"
 #include "lanes.h"
