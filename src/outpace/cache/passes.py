@@ -194,33 +194,10 @@ def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) 
     return paths
 
 
-class FreshRows:
-    """Stores the keys and values of a packed pass in its requests' slots: by tables at once, else by its segments."""
-
-    def __init__(self, kv: SlotKV | None, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
-        self._kv, self._segments = kv, segments
-        self._places: tuple[Tensor, slice, Tensor] | None = None  # [T] slots, all heads, [T] rows
-        if tiles is not None:
-            self._places = tiles.rows[:, 0].long(), slice(None), tiles.rows[:, 1].long()
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [kv_heads, T and padding, head_dim] of one layer."""
-        if self._places is None:
-            for segment in self._segments:
-                segment.write(layer, keys, values)
-            return
-        assert self._kv is not None, "tables are of slots"
-        count = len(self._places[0])
-        rows = (fresh[:, :count].transpose(0, 1) for fresh in (keys, values))  # [T, kv_heads, head_dim] each
-        self._kv.write(layer, self._places, *rows)
-
-
 class PassCache:
-    """The cache that a transformers forward gets for one packed pass, with the methods of its `Cache`.
-
-    `update` stores the fresh keys and values in their requests' slots, where the attention function reads them; it
-    returns the fresh rows alone.
-    """
+    """Stores the keys and values of a packed pass in its requests' slots, where the attention function reads them: by
+    tables at once, else by its segments. A transformers forward gets it as its `Cache`; its `update` returns the fresh
+    rows alone."""
 
     def __init__(
         self,
@@ -232,12 +209,25 @@ class PassCache:
         self.segments, self.tiles, self.watch = segments, tiles, watch
         self.kv = segments[0].kv if segments else kv
         self.settings: dict[int, AttentionSettings] = {}
-        self._fresh = FreshRows(self.kv, segments, tiles)
+        self._places: tuple[Tensor, slice, Tensor] | None = None  # [T] slots, all heads, [T] rows
+        if tiles is not None:
+            self._places = tiles.rows[:, 0].long(), slice(None), tiles.rows[:, 1].long()
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [kv_heads, T and padding, head_dim] of one layer."""
+        if self._places is None:
+            for segment in self.segments:
+                segment.write(layer, keys, values)
+            return
+        assert self.kv is not None, "tables are of slots"
+        count = len(self._places[0])
+        rows = (fresh[:, :count].transpose(0, 1) for fresh in (keys, values))  # [T, kv_heads, head_dim] each
+        self.kv.write(layer, self._places, *rows)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self._fresh.write(layer_idx, key_states[0], value_states[0])
+        self.write(layer_idx, key_states[0], value_states[0])
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outpace.cache.passes import FreshRows, Tables, TilePlan
+from outpace.cache.passes import PassCache, Tables, TilePlan
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.drafters.layers import Attend
 from outpace.gpu.capture import CapturedPass, captures_on
@@ -96,43 +96,48 @@ class NetSlots:
         """The attention function of one pass over the parts' fresh rows. `sights`: what each layer lets a row see; by
         default all that the row's part does."""
         if self.tiled:
-            return self.tiled_attention(
-                [tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights
-            )
-        return SlotAttention(self.kv, self._segments_by_sight(parts, sights), self._scale, sights)
+            return self.attend_by([tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights)
+        return self.attend_by(self._plans(parts, sights), sights)
 
     def tables(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> list[Tables]:
         """Tables of a pass with the visibility of its parts; and if there are causal layers, a second one for these."""
-        plain, causal = self._segments_by_sight(parts, sights)
-        return [Tables.of(segments) for segments in ([plain] if causal is plain else [plain, causal])]
+        return [Tables.of(segments) for segments in self._plans(parts, sights)]
 
-    def tiled_attention(self, plans: Sequence[TilePlan], sights: Sequence[Sight] = ()) -> Attend:
-        """The attention function of a pass from its tables, as `tables` returns them."""
-        return SlotAttention(self.kv, plans, self._scale, sights)
+    def _plans(self, parts: Sequence[Rows], sights: Sequence[Sight]) -> list[list[Segment]]:
+        """Segments with the visibility of the parts; and if there are causal layers, others for these."""
+        plans = [self.segments(parts)]
+        if any(sight.is_causal for sight in sights):
+            plans.append(self.segments([_causal(part) for part in parts]))
+        return plans
 
-    def _segments_by_sight(self, parts: Sequence[Rows], sights: Sequence[Sight]) -> tuple[list[Segment], list[Segment]]:
-        """Segments with the visibility of the parts, and segments for causal layers; the same ones if there are no such
-        layers."""
-        plain = self.segments(parts)
-        is_causal = any(sight.is_causal for sight in sights)
-        return plain, self.segments([_causal(part) for part in parts]) if is_causal else plain
+    def attend_by(self, plans: Sequence[TilePlan] | Sequence[list[Segment]], sights: Sequence[Sight] = ()) -> Attend:
+        """The attention function of a pass: stores the rows' keys and values, then attends to all visible ones.
+
+        Args:
+            plans: for layers with the visibility of the parts, and for causal layers: segments, or tables, with which
+                one call serves all requests.
+            sights: as of `attention`.
+        """
+        first = plans[0]
+        cache = PassCache((), first, self.kv) if isinstance(first, TilePlan) else PassCache(first)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            cache.write(layer, key.transpose(0, 1), value.transpose(0, 1))
+            sight = sights[layer] if sights else Sight()
+            settings = AttentionSettings(layer, self._scale, sight.window, None)
+            plan, query = plans[-1 if sight.is_causal else 0], query.transpose(0, 1)
+            if isinstance(plan, TilePlan):
+                return attend_plan(query, self.kv, plan, settings)
+            return attend_segments(query, plan, settings)
+
+        return attend
 
     def segments(self, parts: Sequence[Rows]) -> list[Segment]:
         """The parts as rows of a packed pass over the slots."""
         segments, start = [], 0
         for part in parts:
-            where = part.offsets + self.kv.lengths[part.slot]
-            segments.append(
-                Segment(
-                    self.kv,
-                    part.slot,
-                    start,
-                    positions=where,
-                    visible=part.visible,
-                    scratch=part.scratch,
-                    view=self.kv.windowed(part.slot, self.window),
-                )
-            )
+            where, view = part.offsets + self.kv.lengths[part.slot], self.kv.windowed(part.slot, self.window)
+            segments.append(Segment(self.kv, part.slot, start, where, part.visible, scratch=part.scratch, view=view))
             start += part.count
         return segments
 
@@ -143,28 +148,6 @@ class NetSlots:
         for layer, (keys, values) in enumerate(rows):
             segment.write(layer, keys.transpose(0, 1), values.transpose(0, 1))
         self.kv.commit([slot], [range(count)])
-
-
-class SlotAttention:
-    """`layers.Attend` over slots: stores the rows' keys and values, then attends to all visible ones. `plans`: for
-    layers with the visibility of the parts, and for causal layers: segments, or tables with which one call serves all
-    requests."""
-
-    def __init__(
-        self, kv: SlotKV, plans: Sequence[TilePlan] | Sequence[list[Segment]], scale: float, sights: Sequence[Sight]
-    ) -> None:
-        self._kv, self._plans, self._scale, self._sights = kv, plans, scale, sights
-        first = plans[0]
-        self._fresh = FreshRows(kv, (), first) if isinstance(first, TilePlan) else FreshRows(kv, first)
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
-        sight = self._sights[layer] if self._sights else Sight()
-        settings = AttentionSettings(layer, self._scale, sight.window, None)
-        plan, query = self._plans[-1 if sight.is_causal else 0], query.transpose(0, 1)
-        if isinstance(plan, TilePlan):
-            return attend_plan(query, self._kv, plan, settings)
-        return attend_segments(query, plan, settings)
 
 
 class NetPass:
@@ -198,7 +181,7 @@ def _tiled(
 ) -> tuple[Tensor, ...]:
     """A pass by tables. Not a method: a captured method would refer back to its `NetPass`, and only the garbage
     collector would free the drafter's slots."""
-    return function(plans[0].rows[:, 2].long(), slots.tiled_attention(plans, sights), *rows)
+    return function(plans[0].rows[:, 2].long(), slots.attend_by(plans, sights), *rows)
 
 
 def _causal(part: Rows) -> Rows:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.cache.passes import FreshRows
+from outpace.cache.passes import PassCache
 from outpace.cache.slots import KEY_BLOCK, AttentionSettings, Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.kernels import attention
@@ -260,6 +260,6 @@ def test_int8_is_written_alike_by_kernels_and_by_python(head_dim: int) -> None:
         python.key_offsets[:] = kernels.key_offsets[:1]
         segments = [Segment(python, slot, 9 * slot, torch.arange(9)) for slot in range(slots)]
         written = (storage[0, 0, :, :9].repeat(1, slots, 1) for storage in exact.storages)
-        FreshRows(python, segments).write(0, *written)
+        PassCache(segments).write(0, *written)
         for ours, theirs in zip(python.storages, kernels.storages, strict=True):
             assert torch.equal(ours[0, :, :, :9], theirs[0, :1, :, :9].expand(slots, -1, -1, -1))
