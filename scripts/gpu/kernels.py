@@ -84,7 +84,7 @@ def _step(device: torch.device, dtype: torch.dtype, small: bool) -> float:
     def made(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(dtype)
 
-    weights = steps.HeadWeights(
+    weights = steps.TritonHead(
         of_input=made(3 * state, hidden),
         of_state=made(3 * state, state),
         of_hidden=made(rank, hidden),

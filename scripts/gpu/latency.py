@@ -14,8 +14,7 @@ from outpace.cache.passes import PassCache, Tables
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.domino.gpu.chains import Rollout
-from outpace.drafters.domino.gpu.head import HeadWeights, gate_table
+from outpace.drafters.domino.gpu.head import Rollout, TritonHead, gate_table
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.domino.source import block_source
 from outpace.drafters.eagle3.net import Eagle3Net
@@ -195,7 +194,7 @@ class Latency:
         """Times of Domino's head over all depths: for a chain, and for a chain with the table of gates."""
         sizes, config = self._sizes, self._domino.config
         assert isinstance(self._domino, DominoNet)
-        weights = HeadWeights.of(self._domino.head, None)
+        weights = TritonHead.of(self._domino.head, None)
         depths = sizes.block - 1
         corrected = [config.corrects(depth) for depth in range(1, depths + 1)]
         embedding = self._model.get_input_embeddings()

@@ -11,12 +11,12 @@ from outpace.core.timing import HEAD
 from outpace.drafters.best import counts_scores_alone, draws_of
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource, BlockState
-from outpace.drafters.domino.gpu.chains import Chains, Rollout
-from outpace.drafters.domino.gpu.head import TritonHead, triton_head
+from outpace.drafters.domino.gpu.head import BUCKETS, Rollout, TritonHead, triton_head
 from outpace.drafters.domino.gpu.head import gate_table as table_of_gates
 from outpace.drafters.domino.kernel import compiled_head
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.levels import DraftLevel
+from outpace.gpu.capture import Captured
 from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked
 from outpace.kernels.exact import path_taken
 from outpace.models.head import LmHead
@@ -64,10 +64,10 @@ class DominoSource(BlockSource):
             self._table = table_of_gates(net.head.gate_weights()[0], embed, head.vocab_size)
         self._kernel: CompiledHead | TritonHead | None = None
         self._choose_kernel()
-        self.chains: Chains | None = None
+        self.chains: Captured | None = None
         if isinstance(self._kernel, TritonHead):
             corrected = [net.config.corrects(step) for step in range(1, self.depth + 1)]
-            self.chains = Chains(Rollout(self._kernel.weights, embed, corrected, self._table))
+            self.chains = Captured(Rollout(self._kernel, embed, corrected, self._table), BUCKETS, self._device)
 
     def _choose_kernel(self) -> None:
         """Choose the code that computes the head: a compiled kernel, Triton or its own modules."""
@@ -103,12 +103,23 @@ class DominoSource(BlockSource):
         is_keyed = self._noise and not all(context.params.is_greedy for context in contexts)
         is_rolled = level.is_first or all(state.rolled for state in level.states)
         if self.chains is not None and width == 1 and is_rolled and not is_keyed:
-            with HEAD:
-                return self.chains.level(level.states, level.tokens, level.is_first)
+            return self._next_of_chains(self.chains, level)
         step = self._step(self._kernel, level, width)
         assert step.columns is not None, "the best were asked for"
         tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
         return Candidates(tokens, step.log_probs, int(level.is_first))
+
+    @HEAD
+    def _next_of_chains(self, chains: Captured, level: DraftLevel) -> Candidates:
+        """The next token of every chain; all depths are drafted at the first level."""
+        if level.is_first:
+            hidden = torch.stack([state.hidden for state in level.states])  # [R, D, H]
+            base = torch.stack([state.base for state in level.states])  # [R, D, K]
+            for state, *own in zip(level.states, *chains(hidden, base, level.tokens), strict=True):
+                state.rolled = own[0], own[1]
+        found = [[rows[level.depth] for rows in state.rolled] for state in level.states]
+        ids, scores = (torch.stack(each)[:, None] for each in zip(*found, strict=True))  # [R, 1]
+        return Candidates(ids, scores, int(level.is_first))
 
     @HEAD
     @torch.inference_mode()

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import PromptChunk
-from outpace.drafters.domino.gpu import chains
-from outpace.drafters.domino.gpu.chains import Chains, Rollout
-from outpace.drafters.domino.gpu.head import HeadWeights, StepRows, TritonHead, by_torch, gate_table, step
+from outpace.drafters.domino.gpu.head import BUCKETS, Rollout, StepRows, TritonHead, by_torch, gate_table, step
 from outpace.drafters.domino.net import DominoConfig, DominoHead
 from outpace.drafters.domino.source import DominoSource
 from outpace.gpu.backend import runs_triton
@@ -30,7 +28,7 @@ HIDDEN, STATE, RANK, VOCABULARY = 24, 20, 12, 601
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
 
 
-def random_weights(seed: int, dtype: torch.dtype, ids: Tensor | None = None) -> HeadWeights:
+def random_weights(seed: int, dtype: torch.dtype, ids: Tensor | None = None) -> TritonHead:
     generator = torch.Generator().manual_seed(seed)
 
     def made(outputs: int, inputs: int) -> Tensor:
@@ -38,7 +36,7 @@ def random_weights(seed: int, dtype: torch.dtype, ids: Tensor | None = None) -> 
         return weight.to(DEVICE, dtype)
 
     count = VOCABULARY if ids is None else len(ids)
-    return HeadWeights(
+    return TritonHead(
         made(3 * STATE, HIDDEN), made(3 * STATE, STATE), made(RANK, HIDDEN), made(RANK, STATE), made(count, RANK), ids
     )
 
@@ -105,7 +103,7 @@ def test_a_step_is_that_of_the_net() -> None:
     rows = HeadRows(
         embeddings, [(before, [0, 0, 1])], [(hidden, [0, 0]), (hidden, [2])], [(base, [0, 0]), (base[1:], [0])]
     )
-    kernel: Any = TritonHead(HeadWeights.of(head, None))
+    kernel: Any = TritonHead.of(head, None)
     found, whole = kernel.correct(rows, 5), kernel.correct(rows, None)
     torch.testing.assert_close(found.states, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.log_probs, log_probs, atol=1e-5, rtol=1e-5)
@@ -154,9 +152,9 @@ def sources(kind: str) -> tuple[DominoSource, DominoSource]:
         source._kernel, source._compiled, source.chains = None, None, None
     fast, embed = made[0], target.embedding
     net: Any = fast.net
-    fast._kernel = TritonHead(HeadWeights.of(net.head, None))
+    fast._kernel = TritonHead.of(net.head, None)
     corrected = [fast.net.config.corrects(depth) for depth in range(1, fast.depth + 1)]
-    fast.chains = Chains(Rollout(fast._kernel.weights, embed, corrected))
+    fast.chains = Captured(Rollout(fast._kernel, embed, corrected), BUCKETS, DEVICE)
     return made[0], made[1]
 
 
@@ -178,14 +176,14 @@ def test_a_chain_is_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against the loop over depths on the host, each with several launches per request."""
     fast, _ = sources("domino-shifted")
     assert fast.chains is not None
-    rollout = Mock(wraps=fast.chains.rollout)
-    monkeypatch.setattr(fast.chains, "rollout", rollout)
+    rollout = Mock(wraps=fast.chains)
+    monkeypatch.setattr(fast, "chains", rollout)
     monkeypatch.setattr(TritonHead, "correct", None)
     trees = propose("chain", fast, 3, str(DEVICE))
     assert rollout.call_count == 1
     assert len(trees) == 3
     assert all(len(tree) > 2 for tree in trees)
-    assert tuple(sorted(chains.BUCKETS)) == chains.BUCKETS
+    assert tuple(sorted(BUCKETS)) == BUCKETS
 
 
 def test_chains_of_an_earlier_round_are_forgotten() -> None:
