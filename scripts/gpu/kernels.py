@@ -12,7 +12,7 @@ from outpace.core.tree import Topology
 from outpace.drafters.domino.gpu import head as steps
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.tree_attention import attend_plan, by_torch
-from outpace.sampling.noise import noise_bits, noise_key
+from outpace.sampling.noise import noise_key
 
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest differences that the order of sums explains, for outputs of about 1."""
@@ -22,8 +22,8 @@ def check_kernels(device: torch.device, small: bool) -> dict[str, Any]:
     """Largest differences by kernel and dtype, and whether all of them are within bounds."""
     if not runs_triton(device):
         return {"ran": False, "why": "Triton is not installed"}
-    found: dict[str, Any] = {"ran": True, "noise_bits_equal": _noise(device)}
-    passed = found["noise_bits_equal"]
+    found: dict[str, Any] = {"ran": True}
+    passed = True
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cpu" else tuple(BOUNDS)
     for dtype in dtypes:
         for name, difference in (
@@ -34,18 +34,6 @@ def check_kernels(device: torch.device, small: bool) -> dict[str, Any]:
             found[f"{name}_{str(dtype).removeprefix('torch.')}"] = difference
             passed = passed and difference <= BOUNDS[dtype]
     return found | {"passed": bool(passed)}
-
-
-def _noise(device: torch.device) -> bool:
-    from outpace.drafters.domino.gpu import kernels
-
-    keys = [noise_key(seed, 0, seed) for seed in range(4)]
-    ids = torch.arange(0, 150_000, 293, device=device)
-    bits = torch.empty(4, len(ids), dtype=torch.int32, device=device)
-    words = torch.tensor(keys, dtype=torch.int32, device=device)
-    grid = (4, -(-len(ids) // 256))
-    kernels.keyed_noise[grid](words, ids, bits, torch.empty(4, len(ids), device=device), len(ids), BLOCK=256)
-    return torch.equal(bits.cpu(), noise_bits(keys, ids.cpu()))
 
 
 def _worst(one: Tensor, other: Tensor) -> float:

@@ -31,7 +31,6 @@ def cases(kind: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     sizes = {"VOCABULARY": VOCABULARY, "RANK": 256, "WIDTH": 4, "CORRECTED": True, "BLOCK_INPUTS": 64}
     gates = {"gates": kind, "before": "*fp32", "weight": kind, "after": "*fp32", "count": "i32"}
     low = {"of_hidden": kind, "states": "*fp32", "weight": kind, "low": kind, "count": "i32"}
-    noise = {"keys": "*i32", "ids": "*i64", "bits_out": "*i32", "noise_out": "*fp32", "count": "i32"}
     found = [
         (tree_kernels.attend_tiles, attention, usual | plain),
         (tree_kernels.attend_tiles, attention, odd | full),
@@ -39,7 +38,6 @@ def cases(kind: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (tree_kernels.join, SUMS | {"output": kind, "tiles": "*i32"}, {**usual}),
         (kernels.gru_step, gates, {"SIZE": 1024, "BLOCK": 32, **step}),
         (kernels.low_rank, low, {"RANK": 256, "SIZE": 1024, "BLOCK": 16, **step}),
-        (kernels.keyed_noise, noise, {"BLOCK": 256}),
     ]
     for rows in (16, 64):
         block = 4096 // rows

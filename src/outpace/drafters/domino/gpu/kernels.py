@@ -36,18 +36,6 @@ def _gumbel(bits):
 
 
 @triton.jit
-def keyed_noise(keys, ids, bits_out, noise_out, count, BLOCK: tl.constexpr):
-    """Bits and noise [R, M] of keys [R, 2] and ids [M]."""
-    row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.load(keys + row * 2).to(tl.uint32, bitcast=True)
-    second = tl.load(keys + row * 2 + 1).to(tl.uint32, bitcast=True)
-    token = tl.load(ids + column, mask=column < count, other=0).to(tl.int32).to(tl.uint32, bitcast=True)
-    bits = _bits(first, second, token)
-    tl.store(bits_out + row * count + column, bits.to(tl.int32, bitcast=True), mask=column < count)
-    tl.store(noise_out + row * count + column, _gumbel(bits), mask=column < count)
-
-
-@triton.jit
 def _product(rows, weight, row, output, inside_rows, inside_outputs, INPUTS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
              BLOCK_OUTPUTS: tl.constexpr, BLOCK_INPUTS: tl.constexpr):  # fmt: skip
     """[BLOCK_ROWS, BLOCK_OUTPUTS] float32 of rows [.., INPUTS] with rows of a weight [.., INPUTS]."""
