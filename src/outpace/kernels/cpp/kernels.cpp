@@ -229,7 +229,6 @@ EXPORT void outpace_draw(Drawn* drawn, int32_t count, int32_t threads) {
 // Suffix automata, each of one text.
 EXPORT Automaton* outpace_text() { return new Automaton; }
 EXPORT void outpace_text_end(Automaton* text) { delete text; }
-EXPORT int64_t outpace_text_length(const Automaton* text) { return int64_t(text->ids.size()); }
 EXPORT void outpace_text_extend(Automaton* text, const int64_t* ids, int64_t count) {
   for (int64_t at = 0; at < count; ++at) text->extend(int32_t(ids[at]));
 }

@@ -1,6 +1,7 @@
 """Growth of the union's trees: what is requested, what has grown, and the compiled kernels that grow and learn."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -14,8 +15,7 @@ from outpace.core.protocols import SamplingContext
 from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
-from outpace.kernels.build import call
-from outpace.kernels.growth import CompiledText
+from outpace.kernels.build import call, kernels
 from outpace.sampling.noise import noise_key
 from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
 from outpace.trees.union import acceptance
@@ -152,6 +152,36 @@ class Grower(Protocol):
     def grow(self, requests: Sequence[GrowthRequest]) -> list[Growth]: ...
 
     def learn(self, lessons: Sequence[Lesson]) -> None: ...
+
+
+class CompiledText:
+    """A suffix automaton of a text that grows. Python reference: `trees.retrieval.suffix.TextMatch`."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        library = kernels()
+        library.outpace_text.restype = ctypes.c_void_p
+        self.handle = ctypes.c_void_p(library.outpace_text())
+        self._end = weakref.finalize(self, library.outpace_text_end, self.handle)
+        self._end.atexit = False  # a daemon thread, such as a server's engine, may still read it when the process ends
+        self._ids: list[int] = []
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Add the ids of a request that are new. The ids begin with those added before."""
+        new = ids[len(self._ids) :]
+        self._ids += new
+        array = np.array(new, dtype=np.int64)
+        call("text_extend", self.handle, ctypes.c_void_p(_address(array)), ctypes.c_int64(len(array)))
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` ids: the automaton is rebuilt from these."""
+        if length < len(self._ids):
+            kept, end = self._ids[:length], self._end
+            self._begin()
+            end()
+            self.follow(kept)
 
 
 class CompiledGrower:
