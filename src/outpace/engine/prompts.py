@@ -8,11 +8,9 @@ from outpace.core.protocols import NO_TOKEN, Chunk, ChunkOutput, NodeOutputs, Pr
 from outpace.core.tree import Topology
 from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
-from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.places import places_of
-from outpace.sampling.draw import BatchDraw, FastDraw
+from outpace.sampling.draw import BatchDraw
 
-FAST_DRAW = FastDraw(draws_natively, draw_natively)
 _OLDEST = 4  # the prompt that has waited longest gets one row in this many
 
 
@@ -93,7 +91,7 @@ def written_of(sessions: Sequence[Session]) -> int:
 def _draw_first(changes: Sequence[Change], outputs: Sequence[NodeOutputs]) -> None:
     pending = [[change.session.prompt_ids[-1]] for change in changes]
     contexts = [change.session.sampling for change in changes]
-    draw = BatchDraw(outputs, [Topology.chain(1)] * len(changes), pending, contexts, FAST_DRAW)
+    draw = BatchDraw(outputs, [Topology.chain(1)] * len(changes), pending, contexts)
     drawn = draw([(index, 0) for index in range(len(changes))])
     verdicts = keep_sound(changes, outputs, [Verdict((0,), token) for token in drawn], pending)
     for index, verdict in verdicts.items():

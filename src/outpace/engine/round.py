@@ -12,7 +12,7 @@ from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammar
 from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing, RoundPlan
-from outpace.engine.prompts import FAST_DRAW, Prompts
+from outpace.engine.prompts import Prompts
 from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.lib.places import places_of
@@ -121,7 +121,6 @@ def verify(
             topologies,
             [tokens[index] for index in matched],
             [sessions[index].sampling for index in matched],
-            FAST_DRAW,
         )
         verdicts |= zip(matched, match(topologies, [tokens[index] for index in matched], draw), strict=True)
     for index, session in enumerate(sessions):

@@ -1,7 +1,6 @@
 """Verification by match and by rejection, and its random primitives, bound to requests and their keyed noise."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from outpace.core.events import TokenLogprob
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, SamplingContext, Verdict
 from outpace.core.tree import DraftTree, Topology
+from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.places import places_of
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import history_of, warp
@@ -52,20 +52,9 @@ def _likeliest(log_probs: Tensor, keys: Sequence[tuple[int, int]]) -> Tensor:
     return ids[(log_probs[:, ids] + gumbel(keys, ids)).argmax(dim=-1)]
 
 
-Rows = Sequence[tuple[NodeOutputs, int]]
-"""For each row, the outputs of a tree and the index of one of its nodes."""
-
-
-@dataclass(frozen=True)
-class FastDraw:
-    """A faster way to draw for requests whose only option is a temperature."""
-
-    serves: Callable[[NodeOutputs], bool]
-    draw: Callable[[Rows, Sequence[float], Sequence[tuple[int, int]]], list[int]]
-
-
 class BatchDraw:
-    """The `draw` of `match` over a batch: greedy rows are read once, the others are drawn when visited.
+    """The `draw` of `match` over a batch: greedy rows are read once, the others are drawn when visited, by the compiled
+    kernels for requests whose only option is a temperature.
 
     Greedy requests with penalties, biases or bans are drawn too: their best token depends on the node's path.
     """
@@ -76,10 +65,8 @@ class BatchDraw:
         topologies: Sequence[Topology],
         tokens: Sequence[Sequence[int]],
         contexts: Sequence[SamplingContext],
-        fast: FastDraw | None = None,
     ) -> None:
         self._outputs, self._topologies, self._tokens, self._contexts = outputs, topologies, tokens, contexts
-        self._fast = fast
         wanted = [context.params for context in contexts]
         greedy = [index for index, params in enumerate(wanted) if params.is_greedy and not params.has_processors]
         self._best: dict[int, list[int]] = {}
@@ -125,18 +112,16 @@ class BatchDraw:
         return [self._best[index][node] if index in self._best else found[index, node] for index, node in queries]
 
     def _is_fast(self, index: int) -> bool:
-        is_tempered = self._contexts[index].params.is_tempered
-        return self._fast is not None and is_tempered and self._fast.serves(self._outputs[index])
+        return self._contexts[index].params.is_tempered and draws_natively(self._outputs[index])
 
     def _drawn_fast(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        assert self._fast is not None
         contexts = [self._contexts[index] for index, _ in visited]
         keys = [
             noise_key(context.seed, context.sample_index, position)
             for context, position in zip(contexts, self._positions(visited), strict=True)
         ]
         rows = [(self._outputs[index], node) for index, node in visited]
-        return self._fast.draw(rows, [context.params.temperature for context in contexts], keys)
+        return draw_natively(rows, [context.params.temperature for context in contexts], keys)
 
     def _positions(self, visited: Sequence[tuple[int, int]]) -> list[int]:
         """Absolute positions of the tokens to draw."""

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+import outpace.sampling.draw
 import outpace.sampling.scores
 from outpace.core.protocols import NodeOutputs, SamplingContext
 from outpace.core.tree import Topology
 from outpace.drafters.best import best_ids
-from outpace.engine.prompts import FAST_DRAW
 from outpace.kernels.build import VARIABLE
-from outpace.kernels.draw import draw_natively, draws_natively
+from outpace.kernels.draw import draw_natively
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.topk import KeyedDraws, largest
 from outpace.sampling.draw import BatchDraw
@@ -84,7 +84,7 @@ def test_draws_of_few_rows_leave_passes_their_threads() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_which_requests_it_draws_for() -> None:
+def test_which_requests_it_draws_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against options that are forgotten on the fast way, and a batch whose answers change places."""
     outputs = [outputs_of(1, 400, torch.float32, 1.5, seed) for seed in range(6)]
     changes: list[dict[str, Any]] = [{}, {"top_k": 3}, {"temperature": 0.7}, {"top_p": 0.4}]
@@ -99,10 +99,12 @@ def test_which_requests_it_draws_for() -> None:
         calls.append(len(found))
         return found
 
-    fast = BatchDraw(outputs, shapes, tokens, contexts, type(FAST_DRAW)(draws_natively, counted))
-    slow = BatchDraw(outputs, shapes, tokens, contexts)
-    queries = [(index, 0) for index in (3, 0, 4, 1, 5, 2)]
-    assert fast(queries) == slow(queries)
+    monkeypatch.setattr(outpace.sampling.draw, "draw_natively", counted)
+    draw, queries = BatchDraw(outputs, shapes, tokens, contexts), [(index, 0) for index in (3, 0, 4, 1, 5, 2)]
+    fast = draw(queries)
+    assert calls == [2]
+    monkeypatch.setenv(VARIABLE, "off")
+    assert draw(queries) == fast
     assert calls == [2]
 
 
