@@ -12,7 +12,6 @@ from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.settings import LoadSettings, documented_by, settings_of
-from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
@@ -218,7 +217,7 @@ class Model:
             grammar_tokenizer=lambda: grammar_tokenizer(codec, target.vocab_size, target.eos_token_ids),
             prompt_slowdown=prompt_slowdown,
         )
-        self._budget = checked_budget(budget)
+        self._budget = budget_with(None, budget, self.method)
         with stage("preparing the method"):
             self._default = self.proposer(self.method)  # which is always kept
         with stage("measuring"):
@@ -387,7 +386,8 @@ class Model:
     def drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
         """The proposer of a method, by default the model's, and the budget for `Engine.add`: that of the call, of
         `load` for the model's own method, or of the method's text."""
-        wanted, chosen = self.method if method is None else self.drafters.named(method), budget_with(method, budget)
+        wanted = self.method if method is None else self.drafters.named(method)
+        chosen = budget_with(method, budget, self.method)
         proposer = self.proposer(wanted)
         if chosen is None and proposer is self._default:  # however it is spelled
             chosen = self._budget

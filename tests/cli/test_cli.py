@@ -163,6 +163,9 @@ REMEDY = "leave it out, or choose a method that drafts with one"
     ("arguments", "complaint"),
     [
         (("generate", "x", "--method", "xyzzy"), "unknown; choose one of"),
+        (("generate", "x", "--method", "plain", "--budget", "5"), "budget=5: plain decoding drafts nothing"),
+        (("verify", "-w", "builtin:1", "--method", "lookup:budget=8", "--budget", "5"), "budget=5: it would not be"),
+        (("bench", "-w", "builtin:1", "--methods", "plain,transformers", "--budget", "5"), "budget=5: it would not be"),
         (("generate", "x", "--temperature", "-1"), "temperature=-1"),
         (("generate", "x", "--penalty-window", "8"), "penalty_window=8: does nothing without repetition_penalty"),
         (("generate", "x", "--logit-bias", "5"), "logit_bias='5': must be ID=VALUE"),

@@ -10,7 +10,7 @@ from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import own_budget
+from outpace.methods.catalog import parse_method
 
 # The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16 the
 # widest margin of a flip that float32 did not repeat was 0.257, over 23 flips.
@@ -179,7 +179,7 @@ def certify(
     for group in _split(items, max(batch_sizes)):
         turns = _plain_turns(model, group, params)
         for method in methods:
-            own = budget if own_budget(method) is None else None
+            own = budget if parse_method(method).takes_budget else None
             run = method_runner(method, own)
             for batch_size in batch_sizes:
                 findings = dict.fromkeys(range(len(group)), Classification("equal"))

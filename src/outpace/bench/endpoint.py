@@ -20,7 +20,7 @@ from outpace.endpoint.client import Endpoint
 from outpace.endpoint.in_flight import in_flight
 from outpace.endpoint.server import Server, SpeculationCounts, sampling_fields, speculation_counts, speculation_fields
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.methods.catalog import own_budget
+from outpace.methods.catalog import parse_method
 
 WHOLE_SERVER = "server"  # a server other than ours counts as one method
 LOADS_PER_GROUP = 4  # prompts per request in flight, so that a group's start and end weigh little
@@ -182,14 +182,16 @@ class EndpointRun:
         body = sampling_fields(self.plan.params) | {"model": self._server.model}
         body |= {"prompt" if item.raw else "messages": item.prompt(turn, answers)}
         if self._server.is_outpace:
-            has_own = method == PLAIN or _names_budget(method)
-            body |= speculation_fields(method, None if has_own else self.plan.budget)
+            body |= speculation_fields(method, self.plan.budget if _takes_budget(method) else None)
         return "completions" if item.raw else "chat/completions", body
 
 
 def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[str, ...]:
     if server.default_method is not None:
-        return tuple(dict.fromkeys((PLAIN, *(plan.methods or (server.default_method,)))))
+        methods = tuple(dict.fromkeys((PLAIN, *(plan.methods or (server.default_method,)))))
+        if plan.budget is not None and not any(map(_takes_budget, methods)):
+            raise InvalidRequest(f"budget={plan.budget}: no method takes it, of {', '.join(methods)}; leave it out")
+        return methods
     if plan.methods or plan.budget is not None:
         field = f"methods={','.join(plan.methods)!r}" if plan.methods else f"budget={plan.budget}"
         raise InvalidRequest(
@@ -199,12 +201,13 @@ def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[st
     return (WHOLE_SERVER,)
 
 
-def _names_budget(method: str) -> bool:
-    """Whether a method names its budget, itself or by a preset. For one that only the server has, its text decides."""
+def _takes_budget(method: str) -> bool:
+    """Whether the plan's budget is for a method: it drafts, and names no budget, itself or by a preset. For one that
+    only the server has, its text decides."""
     try:
-        return own_budget(method) is not None
+        return parse_method(method).takes_budget
     except InvalidRequest:
-        return re.search("[:,]budget=", method) is not None
+        return re.search("[:,]budget=", method) is None
 
 
 def _slices(prompts: int, levels: Sequence[int]) -> list[Sequence[int]]:

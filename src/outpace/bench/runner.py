@@ -137,7 +137,7 @@ class BenchRun:
         """
         plan = self.plan
         ours = [method for method in plan.methods if method != TRANSFORMERS]
-        self._options |= {method: resolved_options(self.model, method, plan.budget) for method in ours}
+        self._options |= {method: resolved_options(self.model, method, self._budget(method)) for method in ours}
         for method, record in {record["method"]: record for record in done}.items():
             options = json.loads(json.dumps(self._options[method]))
             check_same(record["options"], options, f"method={method!r}: its records were made")
@@ -265,7 +265,7 @@ class BenchRun:
         return TurnRun(run.token_ids, "", "unknown", counters)
 
     def _budget(self, method: str) -> int | None:
-        return self.plan.budget if parse_method(method).budget is None else None
+        return self.plan.budget if parse_method(method).takes_budget else None
 
     def _memory(self, method: str) -> float:
         """MiB that a method keeps, weights of the target included; measured once, since it hardly changes."""

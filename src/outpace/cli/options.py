@@ -74,7 +74,10 @@ def load(settings: LoadSettings, slots: int) -> "Model":
 
 
 def load_for(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> "Model":
-    """The model for methods that requests name, each with its own budget. None if the drafter decides the method."""
+    """The model for methods that requests name, each with its own budget or that of the settings. None if the drafter
+    decides the method."""
+    if settings.budget is not None and methods is not None:
+        _check_budget(settings.budget, methods)
     return _load(replace(settings, method="plain", budget=None), methods, slots)
 
 
@@ -116,6 +119,17 @@ def _check_drafter(drafter: str | None, methods: Sequence[str]) -> None:
             f"drafter={drafter!r}: it would not be used, because {', '.join(methods) or 'stock generate'} "
             "needs none; leave it out, or choose a method that drafts with one (`outpace methods` lists what each "
             "needs)"
+        )
+
+
+def _check_budget(budget: int, methods: Sequence[str]) -> None:
+    """Refuse a budget that none of the methods would take."""
+    from outpace.methods.catalog import parse_method
+
+    if not any(parse_method(method).takes_budget for method in methods):
+        named = ", ".join(methods) or "stock generate"
+        raise InvalidRequest(
+            f"budget={budget}: it would not be used, because {named} takes none beside its own options; leave it out"
         )
 
 

@@ -39,7 +39,7 @@ from outpace.lib.plugins import plugins
 from outpace.methods import retrieval, union
 from outpace.methods.retrieval import with_retrieval
 
-OPTION = "as"
+PLAIN, OPTION = "plain", "as"
 OF_FILES: Mapping[str, tuple[str, ...]] = {
     "corpus": (),
     "ngrams": (),
@@ -165,6 +165,11 @@ class MethodSpec:
         return self.options.budget
 
     @property
+    def takes_budget(self) -> bool:
+        """Whether a budget given next to it takes effect: it names none itself, and drafts."""
+        return self.budget is None and self.name != PLAIN
+
+    @property
     def files(self) -> dict[str, str]:
         """The files that its options name."""
         found = {name: getattr(self.options, name) for name in OF_FILES if name in self.options.model_fields_set}
@@ -213,12 +218,17 @@ def own_budget(method: MethodLike) -> int | None:
     return (parse_method(method) if isinstance(method, str) else method).budget
 
 
-def budget_with(method: Any, budget: Any) -> int | None:
-    """The budget that is given together with a method. InvalidRequest if it is not a whole number within bounds, if the
-    method's text cannot be read, or if the method names a budget itself."""
+def budget_with(method: Any, budget: Any, default: Any = None) -> int | None:
+    """The budget that is given together with a method or, where none is named, for the `default`, whose own budget it
+    replaces. InvalidRequest if it is not a whole number within bounds, if the method's text cannot be read, or if the
+    method names a budget itself or is plain decoding."""
     given, spec = checked_budget(budget), parse_method(method) if isinstance(method, str) else method
     if given is not None and isinstance(spec, MethodSpec) and spec.budget is not None:
         raise InvalidRequest(f"budget={given} and method={str(spec)!r} were both given: leave one of them out")
+    if given and method is None:
+        spec = parse_method(default) if isinstance(default, str) else default
+    if given and isinstance(spec, MethodSpec) and spec.name == PLAIN:
+        raise InvalidRequest(f"budget={given}: plain decoding drafts nothing; leave it out, or name another method")
     return given
 
 

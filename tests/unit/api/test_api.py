@@ -67,6 +67,7 @@ def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
         ({"method": "guess"}, "method='guess': unknown; choose one of plain, lookup, recycle"),
         ({"method": "recycle:depth=3"}, "recycle takes budget, .*shape.*not 'depth=3'"),
         ({"method": "plain:budget=3"}, "budget=3: plain decoding drafts nothing"),
+        ({"method": "plain", "budget": 3}, "budget=3: plain decoding drafts nothing"),
         ({"method": "lookup:budget=-1"}, "budget=-1: input should be greater than or equal to 0"),
         ({"budget": 512}, "budget=512: must be from 0 to 511"),
         ({"method": "recycle:budget=8", "budget": 3}, "budget=3 and method='recycle:budget=8' were both given"),
@@ -144,6 +145,20 @@ def test_two_budgets_are_refused_before_the_model_is_read(method: Any) -> None:
         outpace.load("/no/such/folder", method, budget=3)
     with pytest.raises(InvalidRequest, match="were both given"):
         outpace.custom_generate(method=method, budget=3)
+
+
+def test_a_budget_is_not_for_plain_decoding(tmp_path: Path) -> None:
+    """Guards against a budget that is taken where nothing is drafted, also where nobody names the model's own method,
+    as if it drafted; a budget of 0 is right there."""
+    said = "budget=3: plain decoding drafts nothing"
+    with pytest.raises(InvalidRequest, match=said):
+        outpace.load("/no/such/folder", "plain", budget=3)
+    with pytest.raises(InvalidRequest, match=said):
+        outpace.custom_generate(method="plain", budget=3)
+    model = outpace.load(str(save_tiny_model(tmp_path)), "plain", dtype="float32", device="cpu")
+    with pytest.raises(InvalidRequest, match=said):
+        model.generate("Hi", budget=3)
+    assert len(model.generate("Hi", max_new_tokens=2, budget=0, ignore_eos=True).token_ids) == 2
 
 
 def test_the_budget_of_load_is_for_its_method_however_it_is_spelled(tmp_path: Path) -> None:

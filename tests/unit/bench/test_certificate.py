@@ -138,7 +138,8 @@ def test_a_certifier_ends_without_the_collector(model: Model) -> None:
 
 
 def test_a_method_keeps_the_budget_that_it_names(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a tree of 30 nodes that is certified and was never drafted."""
+    """Guards against a tree of 30 nodes that is certified and was never drafted, and plain decoding with a budget,
+    which is refused."""
     asked, generate = set(), model.generate
 
     def keep(*args: Any, **options: Any) -> Any:
@@ -146,5 +147,5 @@ def test_a_method_keeps_the_budget_that_it_names(model: Model, monkeypatch: pyte
         return generate(*args, **options)
 
     monkeypatch.setattr(model, "generate", keep)
-    certify(model, ("recycle:budget=30", "lookup"), read_workload("builtin:1"), GREEDY, budget=8)
+    certify(model, ("recycle:budget=30", "lookup", "plain"), read_workload("builtin:1"), GREEDY, budget=8)
     assert asked == {("plain", None), ("recycle:budget=30", None), ("lookup", 8)}

@@ -77,6 +77,12 @@ def test_a_record_for_each_prompt_and_method() -> None:
     assert all(record["equal"] for record in records)
 
 
+def test_a_budget_that_no_method_takes_is_refused() -> None:
+    """Guards against a budget that is recorded and never sent."""
+    with pytest.raises(InvalidRequest, match="budget=4: no method takes it, of plain, lookup:budget=8; leave it out"):
+        measured(honest(), OURS, methods=("lookup:budget=8",), budget=4)
+
+
 def test_a_conversation_goes_on_without_thoughts() -> None:
     """Guards against second turns with the thoughts of the first as a part of its answer, which no client sends; they
     are compared and recorded, though."""

@@ -223,6 +223,13 @@ def test_no_method_finds_the_prompt_of_another_written(model: Model, monkeypatch
     assert reused == [0] * len(METHODS) * len(items)
 
 
+def test_a_budget_for_all_methods_is_not_for_plain_decoding(model: Model) -> None:
+    """Guards against a race that its own baseline ends, and a record by which plain decoding drafted."""
+    chosen = {"methods": ("plain", "lookup"), "items": ITEMS[:1], "batch_size": 1, "budget": 3}
+    records = BenchRun(model, plan(**chosen)).records()
+    assert {record["method"]: record["options"]["budget"] for record in records} == {"plain": 0, "lookup": 3}
+
+
 def test_rates_of_scores_are_learned() -> None:
     """Guards against a run that goes on without the rates of acceptance that a method's shape had learned."""
     source = ToySource(blend(0.7, vocab=8))

@@ -78,6 +78,7 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
         ({"outpace": {"method": "telepathy"}}, "outpace.method"),
         ({"outpace": {"method": "recycle:budget=-1"}}, "outpace.method"),
         ({"outpace": {"method": "recycle:budget=8", "budget": 3}}, "outpace.method"),
+        ({"outpace": {"method": "plain", "budget": 3}}, "outpace.method"),
         ({"outpace": {"method": "medusa"}}, "outpace.method"),  # for which there is no drafter
         ({"outpace": {"method": "recycle:warm=/etc/passwd"}}, "outpace.method"),
         ({"outpace": {"budget": -1}}, "outpace.budget"),
