@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from outpace.bench.records import TurnRun
 from outpace.bench.runner import BenchRun
 from outpace.core.tree import Topology
 from outpace.drafters import convert
@@ -149,6 +151,24 @@ def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -
     result = run(*options)
     assert result.exit_code == 1
     assert "NOT LOSSLESS" in result.output
+
+
+def test_a_race_with_a_bug_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against exit status 0, to a script the sign of a sound method, where an output was not plain decoding's;
+    without a check nothing is known."""
+    answers = BenchRun._run
+
+    def cut(run: BenchRun, method: str, *given: Any) -> list[TurnRun]:
+        found = answers(run, method, *given)
+        return [replace(one, token_ids=one.token_ids[:-1]) for one in found] if method == "lookup" else found
+
+    options = ["bench", "-m", folder, "-w", "builtin:1", "--methods", "lookup", "--max-new-tokens", "8"]
+    assert run(*options).exit_code == 0
+    monkeypatch.setattr(BenchRun, "_run", cut)
+    result = run(*options, "--json")
+    (line,) = result.stdout.splitlines()
+    assert (result.exit_code, json.loads(line)["methods"]["lookup"]["bugs"]) == (1, 1), "the figures are there"
+    assert run(*options, "--no-check").exit_code == 0
 
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'

@@ -113,7 +113,8 @@ def bench(
     phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
+    """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON. Exit
+    status 1 if an output differs from plain decoding's and rounding does not explain it."""
     out = None if out is None else path_of(out)
     if params.max_new_tokens == 0:
         raise InvalidRequest("max_new_tokens=0: nothing would be decoded, timed or compared; give 1 or more")
@@ -179,6 +180,8 @@ def bench(
         at_a_time = f"{plan.in_flight} in flight" if concurrency else f"batch size {batch_size}"
         table(summary, f"{model}, {prompts}, {at_a_time}, {where}", phases).show()
     _finish({"methods": summary}, out)
+    if any(row["bugs"] for row in summary.values()):
+        raise typer.Exit(1)
 
 
 def _bench_endpoint(
