@@ -195,6 +195,8 @@ def test_a_mistake_is_refused_before_the_target_is_loaded(
     for only in ((), ("--dry-run",)):
         with pytest.raises(ModelError, match=r"answers='nowhere': no readable about\.json"):
             run("medusa", target, prompts, out, "--answers", "nowhere", *only)
+        with pytest.raises(InvalidRequest, match=r"regenerate\.max_new_tokens=13: the answers in .* made with 12"):
+            run("medusa", target, prompts, out, "--answers", str(answers), "regenerate.max_new_tokens=13", *only)
         with pytest.raises(InvalidRequest, match="'p0' occurs twice"):
             run("medusa", target, twice, out, *only)
         with pytest.raises(InvalidRequest, match=r"data.held_out=2: leaves nothing of 1 different prompts"):

@@ -16,7 +16,7 @@ from typing import Any
 
 from outpace.api import Model
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.data.answers import AnswerStore, Conversation
+from outpace.data.answers import AnswerStore, Conversation, read_about
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.settings import RegenerateSettings
 from outpace.endpoint.client import THOUGHTS, Endpoint, ServerAway
@@ -55,6 +55,18 @@ def store_for(
     sampling = {name: getattr(params, name) for name in names}
     about = {"target": target, "vocab_size": vocab_size, "sampling": sampling, "endpoint": endpoint, "dtype": dtype}
     return AnswerStore(folder, about | {"chat_template": codec.template_fingerprint()})
+
+
+def check_made(folder: str, how: RegenerateSettings) -> None:
+    """Refuse given settings that are not those which the answers of a folder were made with. The batch size changes no
+    answer."""
+    made = read_about(folder).get("sampling")
+    for name, value in how:
+        if name in how.model_fields_set and isinstance(made, dict) and made.get(name, value) != value:
+            raise InvalidRequest(
+                f"regenerate.{name}={value!r}: the answers in {folder!r} were made with {made[name]!r}; leave it out, "
+                "or leave out --answers, so that others are made"
+            )
 
 
 def seed_of(seed: int, prompt_id: str, turn: int) -> int:

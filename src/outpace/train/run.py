@@ -34,7 +34,7 @@ from outpace.models.loading.load import load_target, load_vocabulary_facts
 from outpace.models.loading.precision import choose_device, choose_dtype, compute_dtype
 from outpace.models.loading.shipped import find_drafter
 from outpace.models.tokenizer import TextCodec
-from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
+from outpace.train.answers import EngineAnswerer, check_made, regenerate, sampling_of, store_for
 from outpace.train.data import BatchSampler, SampleSet, TrainingData, by_id, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, check_stored, stored_features
 from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, prompts_hash
@@ -182,7 +182,7 @@ def check(run: Run, items: Sequence[WorkItem], processes: int = 1) -> None:
             "or hold out fewer"
         )
     if run.answers is not None:
-        read_about(run.answers)
+        check_made(run.answers, run.settings.regenerate)
     if run.start is not None:
         locate(find_drafter(run.start), FILES, "start")
     if run.features is not None:

@@ -10,9 +10,10 @@ import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.answers import AnswerStore, read_answers
 from outpace.data.workload import WorkItem
+from outpace.drafters.training.settings import RegenerateSettings
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train import answers as module
-from outpace.train.answers import EngineAnswerer, regenerate, seed_of
+from outpace.train.answers import EngineAnswerer, check_made, regenerate, seed_of
 from outpace.train.data import training_samples
 from tests.unit.models.tiny import save_tiny_model
 
@@ -98,6 +99,16 @@ def test_prompts_without_room_are_named(folder: str, tmp_path: Path) -> None:
     assert len(made["grows"].answers) == 1
     with pytest.raises(ModelError, match=r"every prompt is left out, such as 'long': turn 1: .* exceed 110"):
         list(regenerate(ITEMS[3:], AnswerStore(tmp_path / "none", ABOUT), EngineAnswerer(model, PARAMS)))
+
+
+def test_settings_of_answers_that_are_there(tmp_path: Path) -> None:
+    """Guards against `regenerate.max_new_tokens=12` next to answers of 9 tokens, which was ignored; and against a
+    refusal of what they were made with, of defaults, or of a batch size."""
+    AnswerStore(tmp_path, ABOUT | {"sampling": {"max_new_tokens": 9, "temperature": 0.9, "seed": 4}})
+    for how in (RegenerateSettings(), RegenerateSettings(max_new_tokens=9, seed=4, batch_size=2)):
+        check_made(str(tmp_path), how)
+    with pytest.raises(InvalidRequest, match=r"regenerate\.max_new_tokens=12: the answers in .* were made with 9;"):
+        check_made(str(tmp_path), RegenerateSettings(max_new_tokens=12))
 
 
 def test_two_prompts_of_one_id_are_refused(folder: str, tmp_path: Path) -> None:
