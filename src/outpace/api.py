@@ -42,19 +42,19 @@ def checked_params(
     """Sampling parameters, given as such or as options.
 
     Raises:
-        InvalidRequest: both were given, a bad option, or several samples where `one_sample_only` has one.
+        InvalidRequest: both were given, a bad option, several samples of a stream, or a trace of what is none.
     """
     given: Any = params
     if not isinstance(given, SamplingParams | None):
-        raise InvalidRequest(
-            f"params={shown(given)}: is a {type(given).__name__}; give outpace.SamplingParams(...), or its fields as "
-            "options, as in generate(prompt, temperature=0.7)"
-        )
+        what = f"params={shown(given)}: is a {type(given).__name__}"
+        raise InvalidRequest(f"{what}; give outpace.SamplingParams(...), or its fields as options: temperature=0.7")
     if params is not None and options:
         raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
     params = SamplingParams.from_options(**options) if params is None else params
     if one_sample_only and params.n != 1:
         raise InvalidRequest(f"n={params.n}: {one_sample_only} carries one sample; use generate for several")
+    if params.trace and not one_sample_only:
+        raise InvalidRequest("trace=True: generate returns no rounds; use stream, whose events hold them")
     return params
 
 

@@ -89,7 +89,8 @@ def test_what_is_unknown_or_contradictory_is_refused_by_name(
 
 
 def test_a_prompt_that_cannot_be_served_is_refused(model: outpace.Model) -> None:
-    """Guards against an empty answer to an empty prompt, and against prompts of types that happen to iterate."""
+    """Guards against an empty answer to an empty prompt, against prompts of types that happen to iterate, and against a
+    trace that is recorded and given to nobody."""
     prompts: list[Any] = ["", []]
     for empty in prompts:
         with pytest.raises(InvalidRequest, match="prompt is empty"):
@@ -98,6 +99,9 @@ def test_a_prompt_that_cannot_be_served_is_refused(model: outpace.Model) -> None
         model.generate([[0.5, 1.5]])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="n=2: a stream carries one sample"):
         model.stream("x", n=2)
+    for traced in ({"trace": True}, {"params": SamplingParams(trace=True)}):
+        with pytest.raises(InvalidRequest, match="trace=True: generate returns no rounds; use stream, whose events"):
+            model.generate("x", **traced)
     with pytest.raises(InvalidRequest, match=r"prompt=\['a', 'b'\]: this call takes one prompt"):
         model.stream(["a", "b"])  # type: ignore[arg-type]
     assert model.engine.is_idle
