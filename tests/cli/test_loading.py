@@ -13,7 +13,7 @@ from rich.console import Console
 from outpace import Model, cli
 from outpace.cli.options import progress_bar
 from outpace.lib.errors import PerformanceWarning
-from tests.cli.runner import assert_loaded_once, run
+from tests.cli.runner import assert_loaded_once, assert_refused, run
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
 PLAIN_RUNS = {
@@ -77,6 +77,31 @@ def test_a_server_whose_model_has_no_chat_template_starts(tmp_path: Path, monkey
     monkeypatch.setattr("outpace.serve.run.serve", lambda load, settings: load())
     result = run("serve", str(tmp_path))
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (" \n", "is empty; give a Jinja template"),
+        ("{% for m in messages %}{{ m['content'] }", "refuses these messages"),
+        ("You are a pirate.", "leaves messages out"),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", ""),
+    ],
+)
+def test_a_chat_template_is_tried_before_the_server_is_ready(
+    folder: str, template: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a server that starts with a wrong file as its template and refuses every chat, or answers it
+    without having read a word of it."""
+    pytest.importorskip("structlog")
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    monkeypatch.setattr("outpace.serve.run.serve", lambda load, settings: load())
+    result = run("serve", folder, "--chat-template", str(file))
+    if said:
+        assert_refused(result, f"chat_template={str(file)!r}: ", said)
+    else:
+        assert result.exit_code == 0, result.output
 
 
 def test_warnings_of_the_package_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

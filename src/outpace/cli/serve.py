@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outpace.api import Model
 
 OURS, VLLM = "outpace", "vllm"
+MESSAGE = "Is this shown?"
 LIMITS = ("max_queue", "timeout", "send_timeout", "max_body", "drain_timeout", "log_prompts")
 
 
@@ -65,8 +66,9 @@ def serve(
 
     def loaded() -> "Model":
         model = load(loading, loading.max_num_seqs)
-        if template is not None:
+        if chat_template is not None:
             model.codec.tokenizer.chat_template = template
+            _check_template(model, chat_template)
         _prepare(model)
         return model
 
@@ -86,9 +88,23 @@ def _prepare(model: "Model") -> None:
 
 def _text_of(template: Path) -> str:
     try:
-        return template.read_text(encoding="utf-8")
+        text = template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"chat_template={str(template)!r}: cannot be read as UTF-8 text: {error}") from error
+    if not text.strip():
+        raise InvalidRequest(f"chat_template={str(template)!r}: is empty; give a Jinja template, or leave it out")
+    return text
+
+
+def _check_template(model: "Model", template: Path) -> None:
+    """Refuse a template that fails on a message or leaves it out, as a file of another kind does: the server would
+    refuse every chat, or answer without having read it."""
+    try:
+        shown = model.codec.render_chat([{"role": "user", "content": MESSAGE}])
+    except InvalidRequest as error:
+        raise InvalidRequest(f"chat_template={str(template)!r}: {error}") from error
+    if MESSAGE not in shown:
+        raise InvalidRequest(f"chat_template={str(template)!r}: leaves messages out; give a Jinja template of messages")
 
 
 def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: ServeSettings, nodes: Nodes) -> NoReturn:
