@@ -51,6 +51,20 @@ def test_bench_of_a_method_that_only_the_server_has() -> None:
     assert [row["method"] for row in rows] == ["plain", "theirs:budget=3"]
 
 
+def test_options_that_are_our_defaults_reach_a_server_with_others() -> None:
+    """Guards against `--repetition-penalty 1` and `--top-p 1` that are dropped, so that vLLM takes those of the model's
+    generation_config.json, and a record that says otherwise; and against a window that a server of others ignores."""
+    with serving(honest()) as seen:
+        assert _bench(seen.url, "--repetition-penalty", "1").exit_code == 0
+        measured = len(seen.bodies)
+        assert run("chat", "--url", seen.url, "--top-p", "1", lines="Hi\n").exit_code == 0
+        refused = _bench(seen.url, "--repetition-penalty", "1.2", "--penalty-window", "64")
+    assert {body["repetition_penalty"] for body in seen.bodies[:measured]} == {1.0}
+    assert [body["top_p"] for body in seen.bodies[measured:]] == [1.0]
+    assert not any("top_k" in body for body in seen.bodies)
+    assert_refused(refused, "penalty_window=64: is a field of outpace's servers alone")
+
+
 SERVER = ("--endpoint", "http://127.0.0.1:1", "-w", "builtin:4")
 
 

@@ -45,6 +45,7 @@ class EndpointPlan:
             answers are compared with plain decoding's under the same load, where the server has methods.
         request_rate: average arrivals per second (a Poisson process with the seed of `params`), at the same times for
             all methods; a level then limits the requests in flight. By default one arrives as another ends.
+        stated: names of `params` that are sent even where they are our defaults.
 
     Raises:
         InvalidRequest: levels below 1, twice, or of more requests than there are prompts; a rate of 0 or less.
@@ -58,6 +59,7 @@ class EndpointPlan:
     warm_items: tuple[WorkItem, ...] = ()
     check: bool = True
     request_rate: float | None = None
+    stated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.request_rate is not None and not 0 < self.request_rate < inf:
@@ -79,7 +81,7 @@ class EndpointRun:
         methods: as records name them. The first one's answers are the reference for all.
 
     Raises:
-        InvalidRequest: methods or a budget for a server that is not ours.
+        InvalidRequest: methods, a budget or a window of penalties for a server that is not ours.
     """
 
     def __init__(self, endpoint: Endpoint, server: Server, plan: EndpointPlan, shared: dict[str, Any]) -> None:
@@ -95,6 +97,7 @@ class EndpointRun:
         plan = self.plan
         chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "check": plan.check}
         chosen |= {"levels": plan.levels, "request_rate": plan.request_rate}
+        chosen |= {"stated": plan.stated} if plan.stated else {}  # older folders have none
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         # Where memory sets the limit, a restarted server may have another one.
         facts = {name: fact for name, fact in self._server.facts.items() if name != "max_model_len"}
@@ -179,7 +182,7 @@ class EndpointRun:
 
     def _request(self, item: WorkItem, turn: int, answers: list[str], method: str) -> Asked:
         """Path and body of a turn's request, given the answers to the turns before it."""
-        body = sampling_fields(self.plan.params) | {"model": self._server.model}
+        body = sampling_fields(self.plan.params, self.plan.stated) | {"model": self._server.model}
         body |= {"prompt" if item.raw else "messages": item.prompt(turn, answers)}
         if self._server.is_outpace:
             body |= speculation_fields(method, self.plan.budget if _takes_budget(method) else None)
@@ -197,6 +200,11 @@ def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[st
         raise InvalidRequest(
             f"{field}: the server at {endpoint.url} is not outpace's (it has no /outpace/methods) and drafts as it was "
             "started; leave it out"
+        )
+    if plan.params.penalty_window is not None:
+        raise InvalidRequest(
+            f"penalty_window={plan.params.penalty_window}: is a field of outpace's servers alone, and the one at "
+            f"{endpoint.url} may ignore it; leave it out"
         )
     return (WHOLE_SERVER,)
 

@@ -18,6 +18,7 @@ from outpace.cli.options import (
     MaxTurns,
     Workload,
     aside,
+    given_of,
     load_default,
     load_for,
     loading_options,
@@ -139,6 +140,7 @@ def bench(
             warm_items=warm_items,
             check=check,
             request_rate=request_rate,
+            stated=given_of(context, (*SAMPLING, *PENALTIES)),
         )
         _bench_endpoint(endpoint, api_key, loading.model, server_plan, out, as_json)
         return

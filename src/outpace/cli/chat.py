@@ -17,6 +17,7 @@ from outpace.cli.options import (
     ApiKey,
     aside,
     complain,
+    given_of,
     is_given,
     load,
     loading_options,
@@ -68,10 +69,10 @@ def chat(
 ) -> None:
     """Talk with a model. Each line is a message, from a terminal or a pipe; earlier turns are not computed again."""
     if url is not None:
-        from outpace.endpoint.server import sampling_fields
+        from outpace.endpoint.server import OPTIONAL, sampling_fields
 
         refuse_options(context, NOT_OF_SERVERS, f"a server answers, url={url!r}")
-        fields = sampling_fields(params)
+        fields = sampling_fields(params, given_of(context, OPTIONAL))
         if not is_given(context, "max_new_tokens"):
             del fields["max_tokens"]  # for servers a limit beyond the rest of the context is an error
         _chat_with_server(url, api_key, loading, fields, system)

@@ -4,7 +4,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -157,6 +157,11 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Whether an option was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def given_of(context: typer.Context, names: Iterable[str]) -> tuple[str, ...]:
+    """Which options were given on the command line."""
+    return tuple(name for name in names if is_given(context, name))
 
 
 def refuse_options(context: typer.Context, names: Sequence[str], reason: str) -> None:

@@ -1,7 +1,7 @@
 """A server's models and counters, request fields, and conversations with it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -125,7 +125,7 @@ OPTIONAL = (
     "frequency_penalty",
     "ignore_eos",
 )
-"""Fields that are sent only if they differ from their defaults: some servers refuse unknown fields."""
+"""Fields that are sent only if they were stated or differ from their defaults: some servers refuse unknown fields."""
 
 
 UNCHANGED: dict[str, Any] = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -133,11 +133,12 @@ UNCHANGED: dict[str, Any] = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetitio
 llama-server defaults of its own."""
 
 
-def sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters as fields of a request's body."""
+def sampling_fields(params: SamplingParams, stated: Collection[str] = ()) -> dict[str, Any]:
+    """Sampling parameters as fields of a request's body. `stated`: names of those that the user gave, which a server
+    with other defaults must get even if they are ours."""
     chosen = {name: getattr(params, name) for name in OPTIONAL}
-    changed = {name: value for name, value in chosen.items() if value != default_of(SamplingParams, name)}
-    return {"max_tokens": params.max_new_tokens, "temperature": params.temperature} | changed
+    sent = {name: one for name, one in chosen.items() if name in stated or one != default_of(SamplingParams, name)}
+    return {"max_tokens": params.max_new_tokens, "temperature": params.temperature} | sent
 
 
 def speculation_fields(method: str | None, budget: int | None = None) -> dict[str, Any]:

@@ -232,8 +232,11 @@ def test_servers_that_do_not_say_their_model(page: Any, kind: type[Exception], s
 
 
 def test_fields_at_their_defaults_are_not_sent() -> None:
-    """Guards against servers that refuse fields which the user did not set."""
+    """Guards against servers that refuse fields which the user did not set, and fields that the user did set to our
+    defaults and that are lost: llama-server's are others."""
     assert sampling_fields(SamplingParams(9)) == {"max_tokens": 9, "temperature": 0.0}
+    sent = {"max_tokens": 9, "temperature": 0.0, "top_k": 0, "min_p": 0.0}
+    assert sampling_fields(SamplingParams(9), ("top_k", "min_p", "temperature")) == sent
     params = SamplingParams(9, 0.5, 3, 0.9, 0.1, 7, stop=("x",), presence_penalty=1.0, ignore_eos=True)
     assert sampling_fields(params) == {
         "max_tokens": 9, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "stop": ("x",),
