@@ -124,7 +124,11 @@ def test_a_folder_that_cannot_be_written(folder: str, cache: Path, monkeypatch: 
 
 
 def test_bad_options(folder: str) -> None:
-    """Guards against minutes of measuring before an error, and a drafter that nothing would draft with."""
+    """Guards against minutes of measuring before an error, a drafter that nothing would draft with, prompts blamed for
+    answers that may have one token, and a profile of plain decoding because a script's variable was empty."""
     assert "unknown" in str(tuned(folder, "--methods", "magic").exception)
     assert_refused(tuned(folder, *METHODS, "--drafter", "early-exit:1"), "it would not be used")
+    assert_refused(tuned(folder, *METHODS, "--max-new-tokens", "1"), "max_new_tokens=1: the first token of an answer")
+    assert_refused(tuned(folder, "--methods", ""), "methods='': names none")
+    assert_refused(tuned(folder, "--methods", "plain"), "methods='plain': is what candidates are compared with")
     assert "2 prompts; tune needs at least 3" in str(run("tune", folder, *FLOAT32, "-w", "builtin:2").exception)

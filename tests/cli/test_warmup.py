@@ -45,6 +45,8 @@ def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -
     assert answers[0] == answers[1]
     assert "checkpoints" not in reports[0]
     assert load_file(tmp_path / "5.safetensors").keys() == {"tokens", "successors"}
+    nothing = run(*options[:-1], "0", "-w", str(texts), "--out", str(tmp_path / "none"))
+    assert_refused(nothing, "max_new_tokens=0: nothing would be decoded or learned")
     for method in ("lookup", "recycle:matrix=private", "magicdec:shape=gated"):
         assert_refused(
             run(*options, "-w", str(texts), "--out", str(tmp_path / "other"), "--method", method),

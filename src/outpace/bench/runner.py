@@ -304,6 +304,8 @@ def split_methods(text: str, has_stock: bool = False, of_server: bool = False) -
             )
         if method != TRANSFORMERS and not of_server:
             parse_method(method)
+    if not methods:
+        raise InvalidRequest(f"methods={text!r}: names none; name one or more, or leave it out for the usual ones")
     if len(set(methods)) != len(methods):
         raise InvalidRequest(f"methods={text!r}: a method is named twice")
     return tuple(methods)

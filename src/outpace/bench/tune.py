@@ -116,6 +116,8 @@ def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) ->
         )
     trials: dict[str, Trial] = {}
     left, prompts = [method for method in methods if method != PLAIN], FIRST_PROMPTS
+    if not left:
+        raise InvalidRequest(f"methods={PLAIN!r}: is what candidates are compared with; name one of these, too")
     while True:
         is_last = len(left) <= FINALISTS or prompts >= len(items)
         heat = measure((PLAIN, *left), items if is_last else items[:prompts])

@@ -20,6 +20,7 @@ from outpace.cli.options import (
 )
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -64,6 +65,10 @@ def tune(
     if forget:
         idle = ("workload", "methods", "max_turns", "max_new_tokens", "dry_run", "as_json")
         refuse_options(context, idle, "--forget deletes a profile")
+    if params.max_new_tokens < 2:
+        raise InvalidRequest(
+            f"max_new_tokens={params.max_new_tokens}: the first token of an answer tells no speed; give 2 or more"
+        )
     names = tuple(workload or ["builtin"])
     chosen = None if methods is None else split_methods(methods)
     items, model = spread(read_workloads(list(names), max_turns)), loading.model

@@ -61,7 +61,7 @@ def verify(
         raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
     if params.max_new_tokens == 0:
         raise InvalidRequest("max_new_tokens=0: nothing would be compared, and nothing certified; give 1 or more")
-    methods, items = split_methods(method or ""), read_workloads(workload, max_turns)
+    methods, items = () if method is None else split_methods(method), read_workloads(workload, max_turns)
     wanted = [replace(params, temperature=value) for value in temperature or [0.0, 1.0]]
     if methods and loading.speculative_config is None:
         loaded = load_for(loading, methods, max(batch_sizes))

@@ -43,6 +43,8 @@ def warmup(
     from outpace.trees.retrieval.warm_file import save_matrix
 
     new_file(out)  # before answers are generated, which takes long
+    if params.max_new_tokens == 0:
+        raise InvalidRequest("max_new_tokens=0: nothing would be decoded or learned; give 1 or more")
     method, budget, temperature = loading.method, loading.budget, params.temperature
     items = read_workloads(workload, limit=ROUNDS, may_be_empty=True)
     loaded = load(loading, 1)
