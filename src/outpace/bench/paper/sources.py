@@ -18,7 +18,7 @@ from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import DRAFT_MS, PHASES, RECORDS, SETTINGS, object_of, text_of
 from outpace.bench.runner import PLAIN
 from outpace.data.workload import BUILT_IN, read_workload
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, first_line
 
 Record = dict[str, Any]
 INSTEAD = ", in place of "
@@ -200,9 +200,10 @@ def _read(row: str, folder: Path) -> list[Record]:
     try:
         lines = (folder / RECORDS).read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"from={row}={folder}: no {RECORDS} of `outpace bench --endpoint`: {error}") from error
-    methods = dict.fromkeys(record["method"] for record in records)
+        methods = dict.fromkeys(record["method"] for record in records)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = first_line(error)
+        raise InvalidRequest(f"from={row}={folder}: no {RECORDS} of `outpace bench --endpoint`: {why}") from error
     wanted = PLAIN if row == PLAIN_ROW and PLAIN in methods else [*methods][-1] if methods else ""
     own = [record for record in records if record["method"] == wanted]
     if not own or "endpoint" not in own[0]:

@@ -1,6 +1,5 @@
 """Trainings that exhibits compare: of the drafters that rows need, and their losses."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ import numpy as np
 
 from outpace.bench.paper.exhibit import Exhibit, Row
 from outpace.bench.paper.metrics import Measured
+from outpace.bench.records import object_of, text_of
 from outpace.lib.errors import InvalidRequest
 
 LOG = "log.jsonl"  # in the folder of a training, next to its drafter's
@@ -51,7 +51,8 @@ def read_losses(exhibits: Sequence[Exhibit], drafters: Mapping[str, str]) -> dic
     found = {}
     for name, drafter in drafters.items():
         if name in names and (log := Path(drafter).parent / LOG).is_file():
-            lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+            whole = text_of(log).split("\n")[:-1]  # a run that was killed may have cut its last line off
+            lines = [object_of(log, line) for line in whole]
             found[name] = [round(line.get("base", line["loss"]), 4) for line in lines if "loss" in line]
     return found
 

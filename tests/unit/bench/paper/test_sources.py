@@ -96,15 +96,21 @@ def test_a_server_that_says_something_else_is_seen(tmp_path: Path) -> None:
 
 
 def test_records_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
-    """Guards against other prompts, groups of several sets, and records of no server taken for a row's."""
+    """Guards against other prompts, groups of several sets, records of no server taken for a row's, and a traceback for
+    lines of another program."""
     plain = folder_of(tmp_path / "a", honest())
     mixed = tuple(replace(item, dataset=f"set {number % 2}") for number, item in enumerate(ITEMS))
     fewer = folder_of(tmp_path / "b", honest(), ITEMS[:6])
     own = RunFolder(tmp_path / "c", {})
     own.append([{"method": "plain", "group": {"number": 0}, "dataset": "letters"}])
+    for name, line in (("e", '{"id": 1}'), ("f", "[1]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "records.jsonl").write_text(f"{line}\n")
     for folders, text in (
         ({"Domino": plain}, "plain=FOLDER"),
         ({"plain": tmp_path / "none"}, "no records.jsonl"),
+        ({"plain": tmp_path / "e"}, "no records.jsonl of .*: KeyError: 'method'"),
+        ({"plain": tmp_path / "f"}, "no records.jsonl of .*: TypeError"),
         ({"plain": tmp_path / "c"}, "not of a server"),
         ({"plain": folder_of(tmp_path / "d", honest(), mixed)}, "mix set"),
     ):

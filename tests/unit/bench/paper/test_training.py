@@ -55,10 +55,11 @@ def test_losses_are_no_outputs(tmp_path: Path) -> None:
 
 
 def test_losses_are_read_where_a_drafter_was_trained(tmp_path: Path) -> None:
-    """Guards against the loss of the final logits in the backbone's place, and against measurements taken for steps."""
+    """Guards against the loss of the final logits in the backbone's place, against measurements taken for steps, and
+    against a traceback for a training that was killed as it wrote a line."""
     lines = [{"step": 1, "loss": 2.0, "base": 3.0}, {"step": 1, "held_out": {}}, {"step": 2, "loss": 1.0, "base": 2.5}]
     (tmp_path / "tf").mkdir()
-    (tmp_path / "tf" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "tf" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "lo')
     given = {"tf": tmp_path / "tf" / "drafter", "ttt": tmp_path / "elsewhere", "other": tmp_path / "tf" / "x"}
     assert read_losses([figure_4()], {name: str(path) for name, path in given.items()}) == {"tf": [3.0, 2.5]}
 
