@@ -414,6 +414,17 @@ def test_a_newer_release_replaces_drafters_and_a_damaged_one_does_not(hub: Hub, 
     assert (folder / "domino" / "config.json").read_text() == '{"made": "later"}'
 
 
+@pytest.mark.parametrize("record", ["", "{}", "[]"])
+def test_drafters_with_a_damaged_record_are_fetched_again(hub: Hub, packed: Path, record: str) -> None:
+    """Guards against a pull that ends in a traceback for ever, once a power failure has emptied the record."""
+    folder = pull_drafters("tiny")
+    assert folder is not None
+    whole = (folder / pulling.RECORD).read_text()
+    (folder / pulling.RECORD).write_text(record)
+    assert pull_drafters("tiny") == folder
+    assert (folder / pulling.RECORD).read_text() == whole
+
+
 def test_facts_that_another_version_fetched_are_not_read(hub: Hub, packed: Path) -> None:
     """Guards against no model that loads, whatever its name, with "install the package again", once a version with a
     field more or less in its facts has fetched drafters into the same home."""

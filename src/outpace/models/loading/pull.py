@@ -168,7 +168,10 @@ def _write_record(folder: Path, name: str, origin: str, sha256: str, **more: int
 def _record_of(folder: Path) -> str | None:
     """The checksum of what a folder was made from; None if it is not complete."""
     file = folder / RECORD
-    return json.loads(file.read_text())["sha256"] if file.is_file() else None
+    try:
+        return str(json.loads(file.read_text())["sha256"]) if file.is_file() else None
+    except (ValueError, KeyError, TypeError):  # a record that a power failure emptied
+        return None
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:
