@@ -58,10 +58,13 @@ def test_a_target_without_a_chat_template_needs_raw_prompts(prompts: Path, tmp_p
     assert run(str(plain), str(raw), tmp_path / "answers")["answered"] == 1
 
 
-def test_an_endpoint_takes_no_method(folder: str, prompts: Path, tmp_path: Path) -> None:
-    """Guards against an option that is ignored."""
-    with pytest.raises(InvalidRequest, match="method='lookup'"):
-        run(folder, str(prompts), tmp_path / "x", "--endpoint", "http://127.0.0.1:9/v1", "--method", "lookup")
+@pytest.mark.parametrize(("option", "value"), [("method", "lookup"), ("dtype", "float32"), ("device", "cpu")])
+def test_an_endpoint_takes_no_options_of_the_model(
+    option: str, value: str, folder: str, prompts: Path, tmp_path: Path
+) -> None:
+    """Guards against an option that is ignored, and a record of a number format that the server never had."""
+    with pytest.raises(InvalidRequest, match=f"{option}='{value}'"):
+        run(folder, str(prompts), tmp_path / "x", "--endpoint", "http://127.0.0.1:9/v1", f"--{option}", value)
 
 
 def test_a_server_with_a_key_answers_under_its_own_name(folder: str, prompts: Path, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def regenerate(
             f"method={method!r}, drafter={drafter!r}: the endpoint decides how it drafts; leave them out"
         )
     if endpoint is not None:
-        refuse_options(context, ("max_model_len", "device"), f"a server answers, endpoint={endpoint!r}")
+        refuse_options(context, ("max_model_len", "dtype", "device"), f"a server answers, endpoint={endpoint!r}")
     if endpoint is None:
         refuse_options(context, ("endpoint_model",), "no server is used; name one with --endpoint")
         refuse_key(context, "--endpoint")
