@@ -16,7 +16,7 @@ class ServeSettings:
     """Limits of the server, and where it listens.
 
     Raises:
-        InvalidRequest: a number out of bounds, an empty key, or an unknown host.
+        InvalidRequest: a number out of bounds, an empty name or key, or an unknown host.
     """
 
     names: tuple[str, ...] = setting(
@@ -40,6 +40,8 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if any(not name.strip() for name in self.names):
+            raise InvalidRequest("served_model_name='': no client asks for an empty name; leave the option out instead")
         if any(not key.strip() for key in self.api_keys):
             raise InvalidRequest("api_key='': an empty key would admit everybody; leave the option out instead")
         for key in self.api_keys:

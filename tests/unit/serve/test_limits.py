@@ -86,6 +86,12 @@ def test_empty_keys_and_keys_that_cannot_be_sent_are_refused(key: str, said: str
         ServeSettings((NAME,), api_keys=(key,))
 
 
+def test_an_empty_name_is_refused() -> None:
+    """Guards against a server whose model, after an empty variable, has a name that no client sends."""
+    with pytest.raises(InvalidRequest, match="served_model_name=''"):
+        ServeSettings((NAME, ""))
+
+
 def test_answers_name_the_first_of_several_names(model: Model) -> None:
     """Guards against answers that name what was asked for, which --help and vLLM do otherwise."""
     with serving(model, names=("first", "second")) as one:
