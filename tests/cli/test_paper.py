@@ -66,6 +66,13 @@ def test_a_list_says_what_is_measured_and_makes_no_folder(tmp_path: Path, monkey
         (("graft", "--table", "7", "--report-only", "--quick"), "quick=True"),
         (("dynatree", "--train", "x"), "train='x'"),
         (("graft", "--drafter", "a", "--drafter", "b"), "drafter="),
+        (("domino", "--drafter", "tf=a", "--drafter", "tf=b"), "each NAME once"),
+        (("domino", "--figure", "4", "--drafter", "a"), "no row of these exhibits uses it; give NAME=PATH"),
+        (("graft", "--table", "7", "--drafter", "a"), "no row of these exhibits uses it; leave it out"),
+        (("domino", "--figure", "4", "--drafter", "other=a"), "drafter='other': no row needs it"),
+        (("domino", "--figure", "4", "--list", "--train", "x"), "train='x': cannot be used when exhibits are listed"),
+        (("graft", "--list", "--from", "x"), "cannot be used when exhibits are listed"),
+        (("graft", "--list", "--report-only"), "report_only=True: cannot be used when exhibits are listed"),
     ],
 )
 def test_bad_options_are_refused(options: tuple[str, ...], text: str, tmp_path: Path) -> None:

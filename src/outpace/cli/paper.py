@@ -78,24 +78,18 @@ def paper(
 
     if report_only:
         refuse_options(context, OF_MEASURING, "nothing is measured (--report-only)")
+    if list_:
+        refuse_options(context, ("train", "others", "report_only"), "exhibits are listed (--list)")
     import_module("matplotlib")  # fails before the model is loaded, which takes long
     wanted = {"table": table, "figure": figure, "section": section}
     names = [f"{kind} {one}" for kind, those in wanted.items() for one in those or ()]
     exhibits = chosen(read_exhibits(name), names)
     folder = path_of(out) if out is not None else Path("runs/paper") / name
-    named = dict(one.split("=", 1) for one in drafter or () if "=" in one)
-    known = {row.needs_drafter for exhibit in exhibits for row in exhibit.rows if row.needs_drafter}
-    if strange := sorted(set(named) - known):
-        raise InvalidRequest(f"drafter={strange[0]!r}: no row needs it; rows need {', '.join(sorted(known)) or 'none'}")
+    named = _drafters(drafter or (), exhibits)
     if list_ and as_json:
         raise InvalidRequest("json: --list prints a table; leave out one of them")
     if train is not None and not any(row.trained for exhibit in exhibits for row in exhibit.rows):
         raise InvalidRequest(f"train={train!r}: no row of these exhibits has a drafter to train; leave it out")
-    general = [one for one in drafter or () if "=" not in one]
-    if len(general) > 1:
-        raise InvalidRequest(f"drafter={general!r}: give one for all rows, others as NAME=PATH")
-    if general:
-        named[""] = general[0]
 
     def loaded(slots: int, path: str | None) -> "Model":
         from outpace.bench.paper.measure import drafting
@@ -126,6 +120,24 @@ def paper(
     print(json.dumps({"report": str(folder / REPORT), "claims": claims, "bugs": bugs}))
     if bugs:
         raise typer.Exit(1)
+
+
+def _drafters(given: "Sequence[str]", exhibits: "Sequence[Exhibit]") -> dict[str, str]:
+    """Paths of given drafters by the names that rows need; "" holds the one for all other rows."""
+    rows = [row for exhibit in exhibits for row in exhibit.rows_of(False) if row.method]
+    known = {row.needs_drafter for row in rows if row.needs_drafter}
+    found: dict[str, str] = {}
+    for one in given:
+        name, is_named, path = one.partition("=") if "=" in one else ("", "", one)
+        if is_named and name not in known:
+            raise InvalidRequest(f"drafter={name!r}: no row needs it; rows need {', '.join(sorted(known)) or 'none'}")
+        if name in found:
+            raise InvalidRequest(f"drafter={given!r}: give one for all rows, others as NAME=PATH, each NAME once")
+        found[name] = path
+    if "" in found and all(row.needs_drafter for row in rows):
+        remedy = f"give NAME=PATH, NAME one of {', '.join(sorted(known))}" if known else "leave it out"
+        raise InvalidRequest(f"drafter={found['']!r}: no row of these exhibits uses it; {remedy}")
+    return found
 
 
 def _sources(folder: Path, others: "Sequence[str]", exhibits: "Sequence[Exhibit]") -> "list[RecordSource]":
