@@ -120,8 +120,6 @@ class DraftTree:
         forced: how many of its last nodes, after the retrieved ones, a grammar forces.
         scores: [M] float32 on the host, cumulative keyed score of each of the first nodes, 0 for node 0, or the
             logarithm of its acceptance probability; None if there are none.
-        pruned: how many of its last nodes were pruned, the best first: they fill slots for which a retriever finds too
-            little, and none is in a tree that is verified.
         numbers: of each node when the tree was proposed, NEW_NODE for later ones; None if all have kept theirs.
         origins: [N] of each node; empty stands for "drafted".
     """
@@ -132,7 +130,6 @@ class DraftTree:
     draft_passes: int = 0
     retrieved: int = 0
     scores: Tensor | None = None
-    pruned: int = 0
     forced: int = 0
     numbers: tuple[int, ...] | None = None
     origins: tuple[NodeOrigin, ...] = ()

@@ -93,7 +93,7 @@ class SuffixRetriever(Stateless):
         return found
 
 
-RETRIEVED = -1
+LEFT_OUT = -1
 
 
 class Offer(NamedTuple):
@@ -109,7 +109,7 @@ def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> 
     Where a shape has moved slots between requests, those with fewer nodes than their budget share what is left.
     Requests that are verified by rejection keep their own slots.
     """
-    kept = [len(tree) - 1 - tree.pruned for tree in trees]
+    kept = [len(tree) - 1 for tree in trees]
     free = [max(request.budget - count, 0) for request, count in zip(requests, kept, strict=True)]
     moved = sum(max(count - request.budget, 0) for request, count in zip(requests, kept, strict=True))
     shares = [not request.sampling.params.is_rejection for request in requests]
@@ -127,14 +127,13 @@ def graft(
     """Fill each tree up to its request's budget.
 
     Retrieved nodes are added in order, from several offers in turn. A node that the tree already has takes no slot, so
-    siblings have different tokens. Slots that retrieval leaves go back to pruned nodes. The tree's own nodes otherwise
-    keep their numbers, and retrieved ones come last.
+    siblings have different tokens. The tree's own nodes keep their numbers, and retrieved ones come last.
 
     Raises:
         ValueError: a free slot in a tree whose siblings were drawn: adding chosen ones would change what is accepted.
     """
     slots = free_slots(trees, requests)
-    changed = [index for index, tree in enumerate(trees) if slots[index] > 0 or tree.pruned]
+    changed = [index for index, count in enumerate(slots) if count]
     if not changed:
         return list(trees)
     drafted = torch.cat([trees[index].tokens for index in changed]).tolist()  # one host read each
@@ -152,7 +151,6 @@ def graft(
             queues.append(_queue(below, one, options[: len(one.topology)]))
             options = options[len(one.topology) :]
         hybrid.retrieve(queues)
-        hybrid.restore()
         grafted[index] = hybrid.tree()
     return grafted
 
@@ -162,7 +160,7 @@ _Option = tuple[list[int], int, int, int, NodeOrigin]
 
 
 def _queue(below: int, found: Retrieved, tokens: Sequence[int]) -> Iterator[_Option]:
-    places = [below] + [RETRIEVED] * (len(found.topology) - 1)
+    places = [below] + [LEFT_OUT] * (len(found.topology) - 1)
     for node, above in enumerate(found.topology.parents[1:], start=1):
         yield places, node, above, tokens[node], found.origin
 
@@ -175,27 +173,23 @@ class _Hybrid:
     """
 
     def __init__(self, tree: DraftTree, tokens: Sequence[int], free: int, max_depth: int, ends: Sequence[int]) -> None:
-        count = len(tree) - tree.pruned
-        self._tree, self._all, self._free, self._max_depth, self._ends = tree, tokens, free, max_depth, ends
-        self._parents, self._tokens = list(tree.topology.parents[:count]), list(tokens[:count])
-        self._depths = list(tree.topology.depths[:count])
-        self._sources = list(range(count))  # the number of each node in the draft, or RETRIEVED
-        self._origins = list(tree.origins[:count])
+        self._tree, self._free, self._max_depth, self._ends = tree, free, max_depth, ends
+        self._parents, self._tokens = list(tree.topology.parents), list(tokens)
+        self._depths, self._origins = list(tree.topology.depths), list(tree.origins)
         # Backwards, so that among siblings with the same token the first is found, as a verifier does.
         keys = zip(self._parents[::-1], self._tokens[::-1], strict=True)
-        self._node_of = dict(zip(keys, range(count - 1, -1, -1), strict=True))
+        self._node_of = dict(zip(keys, range(len(tree) - 1, -1, -1), strict=True))
 
-    def _place(self, above: int, token: int, source: int, origin: NodeOrigin) -> int:
-        """The node with this token below `above`, added if there is a free slot; else RETRIEVED."""
+    def _place(self, above: int, token: int, origin: NodeOrigin) -> int:
+        """The node with this token below `above`, added if there is a free slot; else LEFT_OUT."""
         place = self._node_of.get((above, token))
         if place is not None or not self._free:
-            return RETRIEVED if place is None else place
+            return LEFT_OUT if place is None else place
         self._free -= 1
         place = self._node_of[above, token] = len(self._parents)
         self._parents.append(above)
         self._tokens.append(token)
         self._depths.append(self._depths[above] + 1)
-        self._sources.append(source)
         self._origins.append(origin)
         return place
 
@@ -206,37 +200,19 @@ class _Hybrid:
                 place = places[above]
                 is_final = place > 0 and self._tokens[place] in self._ends
                 if place >= 0 and token != UNKNOWN and self._depths[place] < self._max_depth and not is_final:
-                    places[node] = self._place(place, token, RETRIEVED, origin)
+                    places[node] = self._place(place, token, origin)
             if not self._free:
                 return
-
-    def restore(self) -> None:
-        """Add pruned nodes, the best first; one that was also retrieved counts as drafted."""
-        count = len(self._all) - self._tree.pruned
-        places = list(range(count))
-        for node in range(count, len(self._all)):
-            above = places[self._tree.topology.parents[node]]
-            origin = self._tree.origins[node]
-            place = RETRIEVED if above < 0 else self._place(above, self._all[node], node, origin)
-            places.append(place)
-            if place >= 0 and self._sources[place] == RETRIEVED:
-                self._sources[place], self._origins[place] = node, origin
 
     @REBUILD
     def tree(self) -> DraftTree:
         """The tree, retrieved nodes last."""
-        old, sources = self._tree, self._sources
-        order = sorted(range(len(sources)), key=lambda node: sources[node] == RETRIEVED)
-        number = {node: place for place, node in enumerate(order)}
-        own = [sources[node] for node in order if sources[node] != RETRIEVED]
         return replace(
-            old,
-            tokens=torch.tensor([self._tokens[node] for node in order], device=old.tokens.device),
-            topology=Topology.of([-1, *(number[self._parents[node]] for node in order[1:])]),
-            retrieved=len(sources) - len(own),
-            scores=None if old.scores is None else old.scores[own],
-            pruned=0,
-            origins=tuple(self._origins[node] for node in order),
+            self._tree,
+            tokens=torch.tensor(self._tokens, device=self._tree.tokens.device),
+            topology=Topology.of(self._parents),
+            retrieved=len(self._tokens) - len(self._tree),
+            origins=tuple(self._origins),
         )
 
 
@@ -319,11 +295,10 @@ class GraftedProposer(Nested):
 
 
 def _ends(tree: DraftTree, count: int, finals: Sequence[int]) -> list[int]:
-    """At most `count` leaves of the kept tree, by score if there are any, else by number; none whose token is one of
-    `finals`, which end the request."""
-    kept, tokens = len(tree) - tree.pruned, tree.tokens.tolist()
-    ends = [node for node in range(kept) if all(child >= kept for child in tree.topology.children[node])]
-    ends = [node for node in ends if not node or tokens[node] not in finals]
+    """At most `count` leaves of a tree, by score if there are any, else by number; none whose token is one of `finals`,
+    which end the request."""
+    tokens, children = tree.tokens.tolist(), tree.topology.children
+    ends = [node for node in range(len(tree)) if not children[node] and (not node or tokens[node] not in finals)]
     if tree.scores is not None:
         scores = tree.scores.tolist()
         ends.sort(key=lambda node: -scores[node])

@@ -182,8 +182,7 @@ class GrowingProposer(Nested):
     """Expands a source level by level under a shape that decides on the scores of each level. One host read per level.
 
     Args:
-        leaves_room: keep pruned nodes in the trees for a retriever (`DraftTree.pruned`). It adds chosen nodes, so no
-            siblings may be drawn.
+        leaves_room: a retriever adds chosen nodes to the trees, so no siblings may be drawn.
         acceptance: replaces keyed scores by acceptance rates; None to leave them as they are.
     """
 
@@ -272,8 +271,7 @@ class GrowingProposer(Nested):
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "a shape may move slots between requests, not add any"
-        pruned = budgets.tolist() if self._leaves_room else [0] * len(kept)
-        return growing.trees(passes.tolist(), kept.tolist(), pruned, distributions)
+        return growing.trees(passes.tolist(), kept.tolist(), distributions)
 
     def _entropy(self, found: Candidates) -> Tensor | None:
         if not self.shape.wants_entropy:
@@ -352,20 +350,16 @@ class _GrowingTrees:
         self.scores = torch.cat([self.scores, scores])
         return numbers
 
-    def trees(
-        self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int], distributions: Mapping[int, Tensor]
-    ) -> list[DraftTree]:
-        """The trees of the best `kept` nodes each, followed by up to `pruned` of the next best. A parent never scores
-        less than its child and comes before it, so what is kept is a tree. `distributions` are those from which
-        children were drawn, by the number of their parent."""
+    def trees(self, passes: Sequence[int], kept: Sequence[int], distributions: Mapping[int, Tensor]) -> list[DraftTree]:
+        """The trees of the best `kept` nodes each. A parent never scores less than its child and comes before it, so
+        what is kept is a tree. `distributions` are those from which children were drawn, by the number of their
+        parent."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):
             own = (self.owners == owner).nonzero()[:, 0]
             ranked = self.scores[own].argsort(descending=True, stable=True)
-            end = kept[owner] + 1
-            rest = ranked[end : end + pruned[owner]]
-            own = own[torch.cat([ranked[:end].sort().values, rest])]
+            own = own[ranked[: kept[owner] + 1].sort().values]
             local[own] = torch.arange(len(own))
             topology = Topology.of([-1, *local[self.parents[own[1:]]].tolist()])
             tokens, scores = self.tokens[own], self.scores[own]
@@ -374,5 +368,5 @@ class _GrowingTrees:
                 if distributions
                 else None
             )
-            trees.append(DraftTree(tokens, topology, drawn, passes[owner], scores=scores, pruned=len(rest)))
+            trees.append(DraftTree(tokens, topology, drawn, passes[owner], scores=scores))
         return trees

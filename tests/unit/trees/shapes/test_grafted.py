@@ -92,7 +92,7 @@ def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
 
 def test_the_tail_continues_every_end_of_a_tree() -> None:
     """Guards against Graft(TAIL) as one chain below an arbitrary leaf, which leaves slots free: a tree pruned to five
-    nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned none."""
+    nodes has four ends, and of seven free slots each gets one in turn, the likeliest first."""
     distribution = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
     shape = Gated(GatedConfig(depth=4, breadth=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
     base = GrowingProposer(ToySource(distribution), shape, 12, leaves_room=True)
@@ -104,24 +104,6 @@ def test_the_tail_continues_every_end_of_a_tree() -> None:
     paths = node_paths(tree)
     assert sorted(paths[: tree.drafted]) == [(), (1,), (1, 2), (1, 3), (2,), (3,)]
     assert paths[tree.drafted :] == [(1, 2, 6), (2, 6), (1, 3, 7), (3, 7), (1, 2, 6, 10), (2, 6, 10), (1, 3, 7, 11)]
-
-
-def test_batch_mode_has_a_fixed_shape() -> None:
-    """Guards against slots that stay empty where the pending token has no transitions yet: pruned after drafting, every
-    request verifies exactly K nodes, as long as there are so many (appendix D)."""
-    shape = Gated(GatedConfig(depth=4, breadth=5, thresholds=(0.9, 0.9, 0.9), draft_all=True))
-    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, leaves_room=True)
-    matrix = warm_matrix()
-    matrix.successors[7] = 0
-    proposer = GraftedProposer(base, [MatrixRetriever(matrix, PATHS)], CPU)
-    requests = [draft_request([1, 7], 15, 20), draft_request([2, 9], 15, 20)]
-    trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
-    assert [len(tree) - 1 for tree in trees] == [15, 15]
-    assert trees[0].retrieved == 0
-    assert trees[1].retrieved > 9
-    pruned = GrowingProposer(ToySource(blend(0.3, V)), shape, 15)
-    alone = pruned.propose([pruned.open(slot) for slot in range(len(requests))], requests)
-    assert [len(tree) - 1 for tree in alone] == [2, 2], "without a fill what was pruned is gone"
 
 
 @pytest.mark.parametrize(("share", "offered"), [(0.0, 9), (1 / 3, 6), (1.0, 0)])
