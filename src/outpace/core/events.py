@@ -14,6 +14,7 @@ Origin = NodeOrigin | Literal["bonus"]
 """The origin of an emitted token: that of its node, or "bonus" for the target's own."""
 ORIGINS: tuple[NodeOrigin, ...] = ("pending", "drafted", "retrieved", "matched", "forced")
 """By number, as the compiled kernels write them (growth.h)."""
+RETRIEVED: tuple[NodeOrigin, ...] = ("retrieved", "matched")
 
 
 @lru_cache(maxsize=4096)
@@ -102,7 +103,7 @@ class RequestMetrics:
         drafted: drafted nodes verified, without pending tokens.
         draft_passes: forward passes of a draft model, without prompts.
         accepted: drafted tokens that were emitted.
-        retrieved, accepted_retrieved: of `drafted` and of `accepted`, what retrieval added in free slots.
+        retrieved, accepted_retrieved: of `drafted` and of `accepted`, what was retrieved or matched.
         forced, accepted_forced: of `drafted` and of `accepted`, what a grammar forced.
         accepted_by_origin: `accepted` by origin; the other tokens of the answer are the target's own.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.

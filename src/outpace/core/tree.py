@@ -7,14 +7,12 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from outpace.core.events import NodeOrigin, origins_of
+from outpace.core.events import RETRIEVED, NodeOrigin, origins_of
 from outpace.lib.checks import shown
 from outpace.lib.errors import MethodError
 
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""
-NEW_NODE = -1
-"""Number of a node that was added after its tree was proposed."""
 
 
 class Topology:
@@ -115,23 +113,17 @@ class DraftTree:
             one from what the ones before it leave, all of them before anything below that depth was decided. Children
             of a node that is missing are *point masses*: each token was chosen, not drawn. None if all are.
         draft_passes: forward passes of a draft model that it took.
-        retrieved: how many of its last nodes were retrieved into slots that drafting left free; no drafted node comes
-            after or below them.
-        forced: how many of its last nodes, after the retrieved ones, a grammar forces.
         scores: [M] float32 on the host, cumulative keyed score of each of the first nodes, 0 for node 0, or the
             logarithm of its acceptance probability; None if there are none.
-        numbers: of each node when the tree was proposed, NEW_NODE for later ones; None if all have kept theirs.
-        origins: [N] of each node; empty stands for "drafted".
+        origins: [N] of each node; empty stands for "drafted". No drafted node comes after or below a retrieved one, and
+            forced ones come last.
     """
 
     tokens: Tensor
     topology: Topology
     draft_probs: Mapping[int, Tensor] | None = None
     draft_passes: int = 0
-    retrieved: int = 0
     scores: Tensor | None = None
-    forced: int = 0
-    numbers: tuple[int, ...] | None = None
     origins: tuple[NodeOrigin, ...] = ()
 
     def __post_init__(self) -> None:
@@ -192,11 +184,8 @@ class DraftTree:
             tokens=self.tokens[kept],
             topology=Topology.of([-1, *(place[self.topology.parents[node]] for node in kept[1:])]),
             draft_probs=distributions or None,
-            retrieved=sum(self.drafted <= node < len(self) - self.forced for node in kept),
-            forced=sum(node >= len(self) - self.forced for node in kept),
             scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
             origins=tuple(self.origins[node] for node in kept),
-            numbers=tuple(kept) if self.numbers is None else tuple(self.numbers[node] for node in kept),
         )
 
     def with_forced(self, tokens: Sequence[int], parents: Sequence[int]) -> "DraftTree":
@@ -207,12 +196,20 @@ class DraftTree:
             self,
             tokens=torch.cat([self.tokens, self.tokens.new_tensor(tokens)]),
             topology=Topology.of([*self.topology.parents, *parents]),
-            forced=self.forced + len(tokens),
             origins=self.origins + origins_of("forced", len(tokens) + 1)[1:],
-            numbers=(*(self.numbers or range(len(self))), *[NEW_NODE] * len(tokens)),
         )
 
     @property
     def drafted(self) -> int:
-        """Nodes that were neither retrieved nor forced, the pending token among them: those with lower numbers."""
+        """How many nodes, the first ones, were neither retrieved nor forced, the pending token among them."""
         return len(self) - self.retrieved - self.forced
+
+    @property
+    def retrieved(self) -> int:
+        """How many nodes were retrieved or matched."""
+        return sum(origin in RETRIEVED for origin in self.origins)
+
+    @property
+    def forced(self) -> int:
+        """How many nodes, the last ones, a grammar forces."""
+        return self.origins.count("forced")

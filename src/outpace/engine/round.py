@@ -58,11 +58,9 @@ def run_round(
         for index, verdict in verdicts.items():
             session, tree = sessions[index], trees[index]
             gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
-            forced = sum(node >= len(tree) - tree.forced for node in verdict.path)
-            retrieved = sum(node >= tree.drafted for node in verdict.path) - forced
             origins = [tree.origins[node] for node in verdict.path[1:]]
             scores = logprobs(session, outputs[index], verdict.path, gained)
-            changes[index].emit(gained, scores, retrieved, forced, origins)
+            changes[index].emit(gained, scores, origins)
             if session.params.trace:
                 parents, walked = tree.topology.parents, (verdict.path, verdict.next_token)
                 changes[index].rounds = (RoundTrace(tuple(tokens[index]), parents, tree.origins, *walked),)

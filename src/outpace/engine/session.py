@@ -1,12 +1,13 @@
 """One request: its state, and what a step changes of it."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
 from typing import Any
 
-from outpace.core.events import NodeOrigin, RequestMetrics, RoundTrace, StepEvent, TokenLogprob
+from outpace.core.events import RETRIEVED, NodeOrigin, RequestMetrics, RoundTrace, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, SamplingContext
 from outpace.engine.stopping import Stop, StopChecker
@@ -134,14 +135,7 @@ class Change:
         self._first_token_at = session.first_token_at
         self._from, self._announced = session.length, len(session.events)
 
-    def emit(
-        self,
-        tokens: list[int],
-        scores: Sequence[TokenLogprob],
-        retrieved: int = 0,
-        forced: int = 0,
-        origins: Sequence[NodeOrigin] = (),
-    ) -> None:
+    def emit(self, tokens: list[int], scores: Sequence[TokenLogprob], origins: Sequence[NodeOrigin] = ()) -> None:
         """Add the tokens of a round, up to the end of the answer."""
         metrics = self.metrics
         self.tokens, self.text, self.stop = self.session.stopper.take(tokens)
@@ -150,14 +144,12 @@ class Change:
         accepted = min(kept, len(tokens) - 1)
         metrics.new_tokens += kept
         metrics.accepted += accepted
-        own = len(tokens) - 1 - retrieved - forced
-        metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
-        metrics.accepted_forced += max(accepted - own - retrieved, 0)
         if accepted:
-            counts = dict(metrics.accepted_by_origin)  # a copy: the step may be rolled back
-            for origin in origins[:accepted]:
-                counts[origin] = counts.get(origin, 0) + 1
-            metrics.accepted_by_origin = counts
+            counts = Counter(metrics.accepted_by_origin)  # a copy: the step may be rolled back
+            counts.update(origins[:accepted])
+            metrics.accepted_by_origin = dict(counts)
+            metrics.accepted_retrieved = sum(counts[origin] for origin in RETRIEVED)
+            metrics.accepted_forced = counts["forced"]
         depths = [*metrics.accepted_per_depth, *[0] * (accepted - len(metrics.accepted_per_depth))]
         metrics.accepted_per_depth = [count + (depth < accepted) for depth, count in enumerate(depths)]
         if self._from == len(self.session.prompt_ids):

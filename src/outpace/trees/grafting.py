@@ -211,7 +211,6 @@ class _Hybrid:
             self._tree,
             tokens=torch.tensor(self._tokens, device=self._tree.tokens.device),
             topology=Topology.of(self._parents),
-            retrieved=len(self._tokens) - len(self._tree),
             origins=tuple(self._origins),
         )
 

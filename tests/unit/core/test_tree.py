@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from outpace.core.events import origins_of
 from outpace.core.tree import DraftTree, Topology
 
 
@@ -130,7 +131,8 @@ def test_nodes_that_no_answer_can_reach_are_cut(parents: list[int], source: rand
     tokens, drafted = [source.randrange(4) for _ in parents], source.randint(1, count)
     scores = torch.rand(drafted)
     distributions = {node: torch.rand(4) for node in range(count) if source.random() < 0.7 or not node}
-    tree = DraftTree(torch.tensor(tokens), Topology.of(parents), distributions, 2, count - drafted, scores)
+    origins = (*origins_of("drafted", drafted), *origins_of("retrieved", count - drafted + 1)[1:])
+    tree = DraftTree(torch.tensor(tokens), Topology.of(parents), distributions, 2, scores, origins)
     cut = tree.without_unreachable((0, 3), tokens)
     ended = [any(tokens[above] in (0, 3) for above in ancestors(parents, node)[1:] if above) for node in range(count)]
     kept = [node for node in range(count) if not ended[node]]

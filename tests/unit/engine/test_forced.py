@@ -10,9 +10,10 @@ import torch
 
 from outpace.budget.costs import PassTimes, Prices
 from outpace.budget.decisions import RoundRates
+from outpace.core.events import origins_of
 from outpace.core.params import Grammar, SamplingParams
 from outpace.core.protocols import Needs
-from outpace.core.tree import NEW_NODE, DraftTree, Topology
+from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.engine.forced import under_grammar
 from outpace.engine.session import Session
@@ -56,13 +57,13 @@ def tree_of(tokens: list[int], parents: list[int], **fields: Any) -> DraftTree:
 
 
 def test_what_is_forbidden_gives_its_slots_to_what_is_forced() -> None:
-    """Guards against nodes that cannot be accepted in the pass, renumbered trees that nobody can trace back, and forced
-    text that is drafted twice."""
-    tree = tree_of([START, AGE, DIGIT, NAME, AGE], [-1, 0, 1, 0, 3], retrieved=2)
+    """Guards against nodes that cannot be accepted in the pass, origins of other nodes, and forced text that is drafted
+    twice."""
+    origins = (*origins_of("drafted", 3), "retrieved", "retrieved")
+    tree = tree_of([START, AGE, DIGIT, NAME, AGE], [-1, 0, 1, 0, 3], origins=origins)
     cut, nodes = fitted(tree, session([START]))
     assert nodes == [(START, -1), (NAME, 0), (COLON, 1), (QUOTE, 2)]
     assert (cut.drafted, cut.retrieved, cut.forced) == (1, 1, 2)
-    assert cut.numbers == (0, 3, NEW_NODE, NEW_NODE)
 
 
 def test_forced_text_stands_below_any_node() -> None:

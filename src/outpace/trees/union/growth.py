@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outpace.budget.costs import Prices
-from outpace.core.events import ORIGINS, NodeOrigin
+from outpace.core.events import ORIGINS, RETRIEVED, NodeOrigin
 from outpace.core.protocols import SamplingContext
 from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
@@ -21,7 +21,6 @@ from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCES
 from outpace.trees.union import acceptance
 from outpace.trees.union.acceptance import SIZE, SOURCES, AcceptanceModel, Features
 
-NOWHERE = -1
 _MOST_RETRIEVED = 2 * SUCCESSORS + 1  # candidates below one node
 _LAYOUT = structs.Layout(
     **acceptance.layout(),
@@ -104,13 +103,11 @@ class Growth:
 
     Attributes:
         tokens, parents: of each node; -1 is the parent of the first.
-        drafted: of each node, its number in the draft's tree; NOWHERE if it was retrieved.
         gains: of each node but the first, the probability that it is accepted, largest first.
     """
 
     tokens: list[int]
     parents: list[int]
-    drafted: list[int]
     origins: list[NodeOrigin]
     gains: list[float]
     candidates: NodeCandidates
@@ -124,24 +121,22 @@ class Growth:
     def cut(self, count: int) -> None:
         """Keep the first `count` nodes and the pending token."""
         del self.gains[count:]
-        for column in (self.tokens, self.parents, self.drafted, self.origins):
+        for column in (self.tokens, self.parents, self.origins):
             del column[count + 1 :]  # type: ignore[attr-defined]
 
     @REBUILD
-    def tree(self, device: torch.device) -> tuple[DraftTree, list[int]]:
-        """The tree, retrieved nodes last, scored by acceptance; and for each of its nodes the number in this growth."""
-        order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
+    def tree(self, device: torch.device) -> DraftTree:
+        """The tree, retrieved nodes last, scored by acceptance."""
+        order = sorted(range(len(self.tokens)), key=lambda node: self.origins[node] in RETRIEVED)
         place = {node: number for number, node in enumerate(order)}
         likely = (1.0, *self.gains)
-        tree = DraftTree(
+        return DraftTree(
             torch.tensor([self.tokens[node] for node in order], device=device),
             Topology.of([-1, *(place[self.parents[node]] for node in order[1:])]),
             draft_passes=self.passes,
-            retrieved=self.drafted.count(NOWHERE),
             scores=torch.tensor([likely[node] for node in order], dtype=torch.float64).log(),
             origins=tuple([self.origins[node] for node in order]),
         )
-        return tree, order
 
 
 class Grower(Protocol):
@@ -267,11 +262,10 @@ class _KernelTree:
     def growth(self) -> Growth:
         """The tree, after the kernels have grown it."""
         count, expanded = self._tree.count, self._tree.expanded
-        tokens, parents, drafted, origins = self._columns[:4, :count].tolist()
+        tokens, parents, _, origins = self._columns[:4, :count].tolist()
         return Growth(
             tokens,
             parents,
-            drafted=drafted,
             origins=[ORIGINS[origin] for origin in origins],
             gains=self._gains[: count - 1].tolist(),
             candidates=NodeCandidates(self._columns[4, : expanded + 1], self._tokens, self._features),

@@ -17,7 +17,7 @@ from outpace.budget.decisions import TimedOption
 from outpace.core.method_checks import proposed
 from outpace.core.protocols import DraftRequest, Needs, Observation, Proposer
 from outpace.core.timing import MERGE
-from outpace.core.tree import NEW_NODE, DraftTree
+from outpace.core.tree import DraftTree
 from outpace.kernels.build import loaded_kernels
 from outpace.trees.proposer import Nested
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -68,7 +68,6 @@ class UnionState:
     gained: float = _PRIOR
     scale: float = 1.0
     grown: Growth | None = None
-    order: Sequence[int] = ()
 
     @property
     def kept(self) -> float:
@@ -145,12 +144,9 @@ class UnionProposer(Nested):
             pending = tensor([request.ids[-1] for request in requests], device=self._device)
             return [DraftTree.chain(tokens) for tokens in pending.split(1)]
         grown = self._with_trees(states, requests)
-        trees = []
         for index, state in enumerate(states):
             state.grown = grown[index]
-            tree, state.order = grown[index].tree(self._device)
-            trees.append(tree)
-        return trees
+        return [grown[index].tree(self._device) for index in range(len(states))]
 
     def _grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether to grow trees in this round; counts it."""
@@ -272,7 +268,7 @@ class UnionProposer(Nested):
             if state.grown is not None:
                 own = len(observation.tree) - observation.tree.forced  # no gain was expected of a grammar's tokens
                 state.learn(sum(0 < node < own for node in observation.verdict.path))
-                lessons.append(_lesson(state.acceptance, state.grown, state.order, observation))
+                lessons.append(_lesson(state.acceptance, state.grown, observation))
         self.grower.learn(lessons)
         self._learning_ms = (perf_counter() - started) * 1e3
 
@@ -289,15 +285,20 @@ def _grower(models: Sequence[AcceptanceModel], matrix: TransitionMatrix) -> Grow
     return CompiledGrower() if is_own and loaded_kernels() is not None else ReferenceGrower()
 
 
-def _lesson(model: AcceptanceModel, grown: Growth, order: Sequence[int], observation: Observation) -> Lesson:
+def _lesson(model: AcceptanceModel, grown: Growth, observation: Observation) -> Lesson:
     """What the target chose after each accepted node of a tree that was expanded."""
-    tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
-    tokens = tree.tokens.tolist() if len(path) > 1 else []
-    chosen = [*(tokens[node] for node in path[1:]), next_token]
-    numbers = tree.numbers or range(len(tree))
-    own = [order[numbers[node]] for node in path if numbers[node] != NEW_NODE]  # nodes added later end a path
-    pairs = [(node, token) for node, token in zip(own, chosen, strict=False) if node < len(grown.candidates)]
-    return Lesson(model, grown.candidates, [node for node, _ in pairs], [token for _, token in pairs])
+    path = observation.verdict.path
+    tokens = observation.tree.tokens.tolist() if len(path) > 1 else []
+    children = {edge: node for node, edge in enumerate(zip(grown.parents, grown.tokens, strict=True))}
+    nodes, chosen = list[int](), list[int]()
+    node: int | None = 0
+    for token in (*(tokens[one] for one in path[1:]), observation.verdict.next_token):
+        if node is None or node >= len(grown.candidates):
+            break
+        nodes.append(node)
+        chosen.append(token)
+        node = children.get((node, token))  # not where a grammar added it
+    return Lesson(model, grown.candidates, nodes, chosen)
 
 
 def _net_gain(prices: Prices | None, gains: Sequence[float]) -> float:

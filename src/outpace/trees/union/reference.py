@@ -25,8 +25,9 @@ from outpace.trees.union.acceptance import (
     UNRANKED,
     Features,
 )
-from outpace.trees.union.growth import NOWHERE, Growth, GrowthRequest, Lesson, NodeCandidates
+from outpace.trees.union.growth import Growth, GrowthRequest, Lesson, NodeCandidates
 
+_RETRIEVED = -1  # in place of a retrieved node's number in the draft's tree
 _Drafted = dict[int, tuple[int, float]]
 """The draft's children of a node by token: their numbers in its tree, and their conditional scores."""
 _Offer = tuple[float, int, int, int, int, Match]
@@ -79,12 +80,12 @@ def grow_tree(request: GrowthRequest) -> Growth:
             break
         tokens.append(token)
         parents.append(parent)
-        drafted.append(drafts.get(drafted[parent], {}).get(token, (NOWHERE, 0.0))[0])
+        drafted.append(drafts.get(drafted[parent], {}).get(token, (_RETRIEVED, 0.0))[0])
         origins.append(model.origin(candidates[parent][token]))
         gains.append(price)
         match = NO_MATCH if text is None else text.step(match, token)
     passes = 0 if request.draft is None else request.draft.draft_passes
-    return Growth(tokens, parents, drafted, origins, gains=gains, candidates=_columns(candidates), passes=passes)
+    return Growth(tokens, parents, origins, gains, candidates=_columns(candidates), passes=passes)
 
 
 def _candidates(

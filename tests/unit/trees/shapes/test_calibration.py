@@ -90,9 +90,8 @@ def test_rounds_are_written_down_as_drafted() -> None:
     assert torch.equal(tree.tokens, dense.tokens)
     totals = totals_of(source, 0)
     deepest = tree.topology.depths.index(2)
-    grafted = DraftTree(
-        torch.cat([tree.tokens, tree.tokens[:1]]), Topology.of([*tree.topology.parents, deepest]), None, 0, 1
-    )
+    tokens, topology = torch.cat([tree.tokens, tree.tokens[:1]]), Topology.of([*tree.topology.parents, deepest])
+    grafted = DraftTree(tokens, topology, origins=(*tree.origins, "retrieved"))
     path = (*tree.topology.path(deepest), len(tree))
     proposer.source.observe = lambda *given: None  # type: ignore[method-assign]
     proposer.observe([state], [Observation(grafted, Verdict(path, 0), nothing)])

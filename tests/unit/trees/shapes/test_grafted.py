@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from outpace.core.drafting import Retrieved
+from outpace.core.events import origins_of
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.core.tree import DraftTree, Topology
@@ -155,7 +156,8 @@ def test_dynatree_learns_from_its_own_nodes_alone() -> None:
     """Guards against a history that follows the retrieved nodes: their depth is none of the shape's choices."""
     shape = DynaTreeShape(DynaTreeConfig())
     own = DraftTree(torch.arange(4), Topology.of([-1, 0, 1, 0]))
-    grafted = DraftTree(torch.arange(7), Topology.of([-1, 0, 1, 0, 2, 4, 5]), retrieved=3)
+    origins = (*own.origins, *origins_of("retrieved", 4)[1:])
+    grafted = DraftTree(torch.arange(7), Topology.of([-1, 0, 1, 0, 2, 4, 5]), origins=origins)
     outputs = NodeOutputs(torch.zeros(7, V), torch.zeros(7, 1), torch.zeros(7, 1))
     rates = []
     for tree, path in ((own, (0, 1)), (grafted, (0, 1)), (own, (0, 1, 2)), (grafted, (0, 1, 2, 4, 5))):

@@ -78,19 +78,6 @@ def test_what_was_left_out_is_learned_as_well() -> None:
     assert len(drafted(form, state)) == 3
 
 
-def test_the_base_is_told_of_the_chain_by_its_own_numbers() -> None:
-    """Guards against a method that learns from the wrong nodes: it numbered those of its tree."""
-    base = Fixed(DraftTree(torch.tensor([1, 2, 3, 4]), Topology.of([-1, 0, 0, 2])))
-    form = LinearForm(base, 0.0)
-    state = form.open(0)
-    for _ in range(30):
-        chain = drafted(form, state)
-        heard(form, state, chain, [0, 1] if chain.tokens.tolist()[1] == 3 else [0], 4 if len(chain) > 1 else 3)
-    for told in [observation.tree for observation in base.told]:
-        assert told.topology.is_chain
-        assert told.numbers == tuple(token - 1 for token in told.tokens.tolist()), "node n of the tree says n + 1"
-
-
 def test_a_request_that_is_opened_alone_does_not_follow_others() -> None:
     """Guards against drafts under rejection that depend on what others said."""
     form = LinearForm(Fixed(DraftTree.chain(torch.tensor([1, 2]))), 0.3)

@@ -22,7 +22,7 @@ COMPILED, REFERENCE = CompiledGrower(), ReferenceGrower()
 
 def columns(growth: Growth) -> tuple[object, ...]:
     below = [list(growth.candidates.below(node).items()) for node in range(len(growth.tokens))]
-    return growth.tokens, growth.parents, growth.drafted, growth.origins, below, growth.passes
+    return growth.tokens, growth.parents, growth.origins, below, growth.passes
 
 
 @given(

@@ -21,11 +21,11 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.union.acceptance import AcceptanceModel, Features, priors
 from outpace.trees.union.growth import CompiledGrower, Growth
-from outpace.trees.union.proposer import UnionPlan, UnionProposer, UnionState
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
 from tests.toys import node_paths
 from tests.unit.trees.recorded import Told
-from tests.unit.trees.union.worlds import World
+from tests.unit.trees.union.worlds import World, growth_paths
 
 VOCAB = 12
 CPU = torch.device("cpu")
@@ -86,9 +86,11 @@ def grown_alone(request: DraftRequest, draft: DraftTree | None, weights: Sequenc
     return world.grow(request.budget, request.max_depth)
 
 
-def named_in(state: UnionState) -> list[dict[int, Features]]:
+def named_in(growth: Growth | None, tree: DraftTree) -> list[dict[int, Features]]:
     """The candidates below each node of a request's tree."""
-    return [] if state.grown is None else [state.grown.candidates.below(node) for node in state.order]
+    assert growth is not None
+    node_of = {path: node for node, path in enumerate([(), *growth_paths(growth)])}
+    return [growth.candidates.below(node_of[path]) for path in node_paths(tree)]
 
 
 def nodes_of(tree: DraftTree) -> list[tuple[int, int]]:
@@ -105,10 +107,10 @@ def test_every_request_has_the_tree_that_it_would_have_alone(temperature: float)
         alone = toy_draft()
         (draft,) = alone.propose([alone.open(0)], [replace(request, budget=6)])
         growth = grown_alone(request, draft, priors()["sampled" if temperature else "greedy"])
-        expected, order = growth.tree(CPU)
+        expected = growth.tree(CPU)
         assert nodes_of(tree) == nodes_of(expected)
         assert (tree.retrieved, tree.draft_passes) == (expected.retrieved, expected.draft_passes)
-        assert named_in(state) == [growth.candidates.below(node) for node in order]
+        assert named_in(state.grown, tree) == named_in(growth, expected)
         assert 1 < tree.drafted < len(tree) == 11, "both must be in it"
 
 
@@ -119,13 +121,13 @@ def test_what_was_verified_is_learned() -> None:
     trees = union.propose(states, requests)
     observations, expected = [], list[tuple[Sequence[Features], int | None]]()
     for tree, state in zip(trees, states, strict=True):
-        deep = next(node for node, depth in enumerate(tree.topology.depths) if depth == 2 and named_in(state)[node])
+        named = named_in(state.grown, tree)
+        deep = next(node for node, depth in enumerate(tree.topology.depths) if depth == 2 and named[node])
         path = tree.topology.path(deep)
-        after = 0 if tree is trees[0] else next(token for token in range(VOCAB) if token not in named_in(state)[deep])
+        after = 0 if tree is trees[0] else next(token for token in range(VOCAB) if token not in named[deep])
         observations.append(Observation(tree, Verdict(path, after), outputs_of(len(tree))))
         for node, token in zip(path, [*tree.tokens[list(path[1:])].tolist(), after], strict=True):
-            below = named_in(state)[node]
-            tokens = list(below)
+            below, tokens = named[node], list(named[node])
             assert {int(tree.tokens[child]) for child in tree.topology.children[node]} <= set(tokens)
             said = tokens.index(token) if token in tokens else None
             expected.append((list(below.values()), said))
@@ -174,7 +176,7 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
             assert int(tree.tokens[0]) == request.ids[-1]
             assert bool(tree.draft_passes) == (index in asked)
             if index not in asked:
-                expected, _ = grown_alone(request, None, priors()["greedy"]).tree(CPU)
+                expected = grown_alone(request, None, priors()["greedy"]).tree(CPU)
                 assert nodes_of(tree) == nodes_of(expected)
                 assert tree.drafted == 1
 
