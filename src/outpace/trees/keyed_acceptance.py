@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outpace.budget.decisions import AcceptanceTable, Numbers
+from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Observation
 
 TENTHS = 10
@@ -31,24 +32,6 @@ PRIOR = (
     (0.05, 0.11, 0.19, 0.31, 0.40, 0.40, 0.40, 0.40, 0.40, 0.40),
     (0.02, 0.10, 0.30, 0.30, 0.30, 0.30, 0.30, 0.30, 0.30, 0.30),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """One level of a round's trees as the source scored it. Host tensors.
-
-    Attributes:
-        nodes: [F] tokens of the parents.
-        above: [F] place of each parent's parent in the level before; -1 for pending tokens.
-        owners: [F] request of each parent.
-        tokens, log_probs: [F, C] of the candidates, keyed scores.
-    """
-
-    nodes: Tensor
-    above: Tensor
-    owners: Tensor
-    tokens: Tensor
-    log_probs: Tensor
 
 
 class KeyedRates:
@@ -123,12 +106,13 @@ class ScoredLevels:
 
     Attributes:
         rates: at its temperature; None where its drafts' scores do not depend on the noise of the target's draws.
+        levels: of this round's trees, the nodes, and tokens and keyed scores [F, C] of the candidates below them.
     """
 
     acceptance: KeyedAcceptance
     rates: KeyedRates | None = None
     place: int = 0
-    levels: list[Scored] = field(default_factory=list)
+    levels: list[tuple[Frontier, Tensor, Tensor]] = field(default_factory=list)
 
     def begin(self, place: int, request: DraftRequest) -> None:
         """Start a round."""
@@ -144,16 +128,18 @@ class ScoredLevels:
         tokens, verdict = observation.tree.tokens.tolist(), observation.verdict
         drawn = [*(tokens[node] for node in verdict.path[1:]), verdict.next_token]
         above, node = -1, tokens[0]
-        for depth, (level, token) in enumerate(zip(self.levels, drawn), start=1):
-            is_next = (level.owners == self.place) & (level.above == above) & (level.nodes == node)
-            if not bool(is_next.any()):
+        for depth, ((frontier, candidates, log_probs), token) in enumerate(zip(self.levels, drawn), start=1):
+            nodes = list(zip(frontier.owners, frontier.parents, frontier.tokens.tolist(), strict=True))
+            if (self.place, above, node) not in nodes:
                 return  # the draft ended above this level, or lacks the token
-            above, node = int(is_next.nonzero()[0]), token
-            self.rates.learn(depth, level.log_probs[above], level.tokens[above], token)
+            above, node = nodes.index((self.place, above, node)), token
+            self.rates.learn(depth, log_probs[above], candidates[above], token)
 
 
-def calibrated(lessons: Sequence[ScoredLevels | None], depth: int, level: Scored) -> tuple[Tensor, Tensor]:
-    """A level as a shape reads it, with acceptance rates for keyed scores.
+def calibrated(
+    lessons: Sequence[ScoredLevels | None], depth: int, frontier: Frontier, candidates: Tensor, log_probs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A level as a shape reads it, with acceptance rates for keyed scores. Host tensors.
 
     Returns:
         [F, C] logarithms of acceptance or scores, and [F] whether they are the former.
@@ -161,14 +147,14 @@ def calibrated(lessons: Sequence[ScoredLevels | None], depth: int, level: Scored
     members: dict[KeyedRates, list[int]] = {}
     for place, lesson in enumerate(lessons):
         if lesson is not None and lesson.rates is not None:
-            lesson.levels.append(level)
+            lesson.levels.append((frontier, candidates, log_probs))
             members.setdefault(lesson.rates, []).append(place)
     if len(members) == 1 and all(lesson is not None and lesson.rates is not None for lesson in lessons):
         (rates,) = members
-        return rates.log_rates(depth, level.log_probs), torch.ones_like(level.owners, dtype=torch.bool)
-    log_probs, is_rate = level.log_probs.clone() if members else level.log_probs, torch.zeros_like(level.owners) > 0
+        return rates.log_rates(depth, log_probs), torch.ones(len(log_probs), dtype=torch.bool)
+    scores, is_rate = log_probs.clone() if members else log_probs, torch.zeros(len(log_probs), dtype=torch.bool)
     for rates, places in members.items():
-        own = torch.isin(level.owners, torch.tensor(places))
-        log_probs[own] = rates.log_rates(depth, level.log_probs[own])
+        own = torch.isin(torch.tensor(frontier.owners), torch.tensor(places))
+        scores[own] = rates.log_rates(depth, log_probs[own])
         is_rate |= own
-    return log_probs, is_rate
+    return scores, is_rate

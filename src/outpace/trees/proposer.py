@@ -11,7 +11,7 @@ from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, Lev
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import BaseProposer, DraftRequest, Observation, PromptChunk
 from outpace.core.tree import MAX_TREE_NODES, DraftTree, Topology
-from outpace.trees.keyed_acceptance import KeyedAcceptance, Scored, ScoredLevels, calibrated
+from outpace.trees.keyed_acceptance import KeyedAcceptance, ScoredLevels, calibrated
 
 
 class NestedState:
@@ -238,8 +238,7 @@ class GrowingProposer(Nested):
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
             tokens = found.tokens.cpu()  # [F, C]
-            scored = Scored(growing.tokens[nodes], above, owners, tokens, found.log_probs.cpu())
-            log_probs, is_rate = calibrated(lessons, depth, scored)
+            log_probs, is_rate = calibrated(lessons, depth, frontier, tokens, found.log_probs.cpu())
             cumulative = growing.scores[nodes, None] + self.shape.weight(depth) * log_probs
             ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
             level = Level(
