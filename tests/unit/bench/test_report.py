@@ -192,7 +192,7 @@ def test_method_lists() -> None:
     assert split_methods("recycle:budget=8,warm=a:b.st,plain") == ("recycle:budget=8,warm=a:b.st", "plain")
     assert split_methods("transformers,plain", has_stock=True) == ("transformers", "plain")
     for empty in ("", " , "):
-        with pytest.raises(InvalidRequest, match="methods=.*: names none; name one or more"):
+        with pytest.raises(InvalidRequest, match=r"methods=.*: names none; name one or more"):
             split_methods(empty)
     with pytest.raises(InvalidRequest, match="twice"):
         split_methods("lookup,lookup")
