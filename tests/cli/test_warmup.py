@@ -18,7 +18,7 @@ from tests.unit.methods.test_presets import OURS
 def eagle(tmp_path_factory: pytest.TempPathFactory) -> str:
     net = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
     folder = tmp_path_factory.mktemp("eagle3")
-    write_net(net, folder, "midlayer")
+    write_net(net, folder, "speculators")
     return str(folder)
 
 

@@ -34,7 +34,7 @@ def ship(root: Path) -> Path:
     save_tiny_model(pulled, eos_token_id=None, max_position_embeddings=2048)
     (pulled / "outpace.json").write_text(json.dumps({"conversion": CONVERSION}))
     eagle = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=264)))
-    write_net(eagle, folder / "eagle3", "midlayer")
+    write_net(eagle, folder / "eagle3", "speculators")
     write_net(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash")
     write_net(random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))), folder / "domino", "sglang")
     save_tiny_model(folder / "draft-lm", num_hidden_layers=1, max_position_embeddings=2048)

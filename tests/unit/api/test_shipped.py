@@ -277,7 +277,7 @@ def test_what_a_drafter_weighs(drafters: Path, tmp_path: Path) -> None:
     """Guards against tables of ids counted as parameters, and files left out of the size."""
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
     eagle.d2t.zero_()
-    write_net(eagle, tmp_path / "ranked", "midlayer")
+    write_net(eagle, tmp_path / "ranked", "speculators")
     model = AutoModelForCausalLM.from_pretrained(drafters / "draft-lm")
     nets = {drafters / kind: load_net(str(drafters / kind)) for kind in ("dflash", "domino", "eagle3")}
     for folder, net in (nets | {tmp_path / "ranked": eagle, drafters / "draft-lm": model}).items():

@@ -47,7 +47,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 NETS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "eagle3": (Eagle3Net, Eagle3Config, OURS | {"taps": (0, 1, 2), "draft_vocab_size": 264}, "midlayer"),
+    "eagle3": (Eagle3Net, Eagle3Config, OURS | {"taps": (0, 1, 2), "draft_vocab_size": 264}, "speculators"),
     # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
     "dart": (DartNet, DartConfig, OURS | {"draft_vocab_size": 264, "draft_length": 3}, ""),
     "dflash": (DFlashNet, DFlashConfig, OURS | BLOCK, ""),
@@ -194,7 +194,7 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
     """Guards against FR-Spec by name that drafts from everything, or thins out what is thinned out already."""
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
     eagle.d2t.zero_()
-    write_net(eagle, tmp_path / "ranked", "midlayer")
+    write_net(eagle, tmp_path / "ranked", "speculators")
     save_vocabulary(tmp_path / "other", torch.arange(100), 300)
     for method, drafter, complaint in (
         ("fr-spec", drafters["eagle3"], "vocabulary=FILE is missing; make one"),

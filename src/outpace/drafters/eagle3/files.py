@@ -199,6 +199,11 @@ def eagle3_config(net: Eagle3Net, layout: str, verifier: str | None) -> dict[str
             f"layout={layout!r} cannot express {', '.join(refused)} for every engine; use layout='speculators'"
         )
     if config.taps is not None:
+        if 0 in config.taps:
+            raise ModelError(
+                f"layout={layout!r} cannot express taps={list(config.taps)}: it counts outputs of layers, and tap 0 is "
+                "the embedding; use layout='speculators'"
+            )
         shared["eagle_config"] = {"use_aux_hidden_state": True, IDS: [tap - 1 for tap in config.taps]}
     return {"architectures": [SPECFORGE], "model_type": "llama"} | layer | shared
 

@@ -79,7 +79,8 @@ class Eagle3Objective(PairObjective):
         config = self.net.config
         if not config.own_head:
             return "headless"
-        return "speculators" if any(getattr(config, name) for name in OF_SPECULATORS) else "midlayer"
+        of_speculators = any(getattr(config, name) for name in OF_SPECULATORS) or 0 in (config.taps or ())
+        return "speculators" if of_speculators else "midlayer"
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """As `Objective.forward`; "accuracy" is the part of "weight" where the drafter's best token is the label's."""
@@ -189,7 +190,13 @@ def build_eagle3(
         )
     chosen = net.model_dump(include=set(Eagle3NetSettings.model_fields) - set(FusionNetSettings.model_fields))
     if net.taps is None:  # a target with few layers lacks some of them
-        chosen["taps"] = tuple(min(max(tap, 0), target.layers - 1) for tap in usual_taps(target.layers))
+        first = 0 if net.own_head else 1  # as below
+        chosen["taps"] = tuple(min(max(tap, first), target.layers - 1) for tap in usual_taps(target.layers))
+    if not net.own_head and 0 in chosen["taps"]:
+        raise InvalidRequest(
+            f"net.own_head=false, net.taps={list(chosen['taps'])}: no layout has a drafter with both a borrowed head "
+            "and tap 0, the embedding; choose other taps"
+        )
     sizes = sizes_for(net, target, SCALINGS)
     if not net.own_head:
         sizes["draft_vocab_size"] = target.vocab_size

@@ -239,6 +239,15 @@ def test_a_variant_that_an_engine_would_skip_is_not_written(tmp_path: Path, flag
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("layout", "changes"), [("midlayer", {}), ("headless", {"own_head": False})])
+def test_the_embedding_is_no_layers_output(layout: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Guards against layer -1 in a file: SGLang counts the outputs of layers from 0."""
+    net = eagle3_net(torch.float32, draft_vocab_size=50, taps=(0, 2, 5), **changes)
+    with pytest.raises(ModelError, match=r"cannot express taps=\[0, 2, 5\].*layout='speculators'"):
+        write_net(net, tmp_path, layout)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("layout", ["midlayer", "speculators"])
 def test_a_file_without_a_head_is_not_written(layout: str, tmp_path: Path) -> None:
     """Guards against files without a head, which engines fill with whatever they have."""

@@ -22,15 +22,16 @@ from tests.unit.api.shipment import load, ship
 from tests.unit.drafters.source.learned import PROMPTS
 from tests.unit.models.tiny import needs_kernels
 
-KINDS = ("domino", "dflash", "eagle3")
+KINDS = {"domino": None, "dflash": None, "eagle3": "speculators"}
+"""Kinds of drafters, and their layouts: None for the first."""
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     ship(root)
-    for kind in KINDS:
-        convert(str(root / "drafters" / "tiny" / kind), root / kind, weights="int8")
+    for kind, layout in KINDS.items():
+        convert(str(root / "drafters" / "tiny" / kind), root / kind, layout, weights="int8")
     return root
 
 
@@ -87,7 +88,7 @@ def test_a_drafter_in_8_bits_drafts(root: Path, kind: str) -> None:
 def test_plain_weights_come_back(root: Path, kind: str, tmp_path: Path) -> None:
     """Guards against codes in a file for other engines, a size that is not smaller, and codes that are not counted."""
     source = root / "drafters" / "tiny" / kind
-    done = convert(str(root / kind), tmp_path / "plain", dtype="bfloat16")
+    done = convert(str(root / kind), tmp_path / "plain", KINDS[kind], dtype="bfloat16")
     assert done.is_equal
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert "quantization_config" not in config

@@ -179,9 +179,12 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
 def test_what_was_trained_is_what_a_file_says(variant: str | None, tmp_path: Path) -> None:
     """Guards against maps, taps, rotations or variants that a file loses, and drafters that no file can hold."""
-    objective = trained() if variant is None else objective_of(net={variant: True, "draft_vocab_size": 12})
-    pairs.assert_file_says_the_same(objective, tmp_path / "new")
-    assert objective.layout == ("midlayer" if variant in (None, "fc_norm") else "speculators")
+    variants: dict[str, Any] = {} if variant is None else {variant: True}
+    for taps in ((2, 1), (1, 0)):  # tap 0 is no layer's output
+        objective = objective_of(net={**variants, "draft_vocab_size": 12, "taps": taps})
+        pairs.assert_file_says_the_same(objective, tmp_path / f"from {taps[-1]}")
+        is_simple = variant in (None, "fc_norm") and 0 not in taps
+        assert objective.layout == ("midlayer" if is_simple else "speculators")
 
 
 def test_taps_are_the_usual_ones_that_a_target_has() -> None:
@@ -204,5 +207,8 @@ def test_what_cannot_be_trained_is_refused() -> None:
     for variant in ("qk_norm", "norm_output"):
         with pytest.raises(InvalidRequest, match=rf"net.own_head=false, net.{variant}=true: .*leave one of them out"):
             objective_of(0, {"own_head": False, variant: True})
+    with pytest.raises(InvalidRequest, match=r"net.own_head=false, net.taps=\[0, 2\]: .*choose other taps"):
+        objective_of(0, {"own_head": False, "taps": (0, 2)})
+    assert objective_of(0, {"own_head": False}).net.config.taps == (2, 1, 1)
     with pytest.raises(ModelError, match="taps"):
         objective_of(net={"taps": (0, 3)})
