@@ -77,17 +77,24 @@ def reference_attention(query: Tensor, segment: Segment, settings: AttentionSett
     products with keys run in float32 in sizes that one kernel serves (`products`). One flipped bit would grow to full
     bfloat16 noise within a few layers.
     """
-    heads, count, head_dim = query.shape
     keys, values, bias = segment.seen(settings.layer, settings.window)  # [G, L and more, D] float32, [G, L, D] float64
-    groups, length, _ = values.shape
-    rows = (query.to(keys.dtype) * settings.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    scores = attention_scores(query, keys, bias, values.shape[1], settings)
+    output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values.double())  # [G, H/G*N, D]
+    return output.view(query.shape).transpose(0, 1).to(query.dtype)  # [N, H, D]
+
+
+def attention_scores(
+    query: Tensor, keys: Tensor, bias: Tensor | None, length: int, settings: AttentionSettings
+) -> Tensor:
+    """Logarithms [G, H/G*N, L] of the attention weights of queries [H, N, D], up to a constant for each row. `keys`,
+    `bias`: as of `Segment.seen`, of `length` visible rows."""
+    rows = (query.to(keys.dtype) * settings.scaling).reshape(len(keys), -1, query.shape[-1])  # [G, H/G*N, D]
     scores = products(rows, keys, length)  # [G, H/G*N, L]
     if settings.softcap is not None:
         scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if bias is not None:
-        scores.unflatten(1, (-1, count))[..., length - bias.shape[-1] :] += bias
-    output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values.double())  # [G, H/G*N, D]
-    return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
+        scores.unflatten(1, (-1, query.shape[1]))[..., length - bias.shape[-1] :] += bias
+    return scores
 
 
 def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
-from outpace.core.protocols import DraftRequest, Observation, PromptChunk
+from outpace.core.protocols import DraftRequest, Observation
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.self_draft.selectors import RowSelector
 from outpace.drafters.self_draft.source import SelfDraft, SelfState
 from outpace.models.draft import DraftRows
 from outpace.models.packed import PackedModel
-from outpace.trees.proposer import StaticProposer
+from outpace.trees.proposer import Nested, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 
 GUESSES = 3
@@ -31,7 +31,7 @@ class GuessedState(SelfState):
     scored: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
-class GuessedSelfDraft(SelfDraft):
+class GuessedSelfDraft(Nested, SelfDraft):
     """TriForce's hierarchy (arXiv 2404.11912): the full target verifies a chain that the target has drafted through a
     view, and a pass of that view computes rows of guessed tokens, too. A level whose token was guessed needs no pass.
 
@@ -41,6 +41,8 @@ class GuessedSelfDraft(SelfDraft):
     Args:
         guesser: retrieves a chain of tokens that may follow the drafts.
     """
+
+    parts: ClassVar = {"of_guesser": "guesser"}
 
     def __init__(
         self,
@@ -57,25 +59,13 @@ class GuessedSelfDraft(SelfDraft):
     def open(self, slot: int, alone: bool = False) -> GuessedState:
         return GuessedState(slot, of_guesser=self.guesser.open(slot, alone))
 
-    def can_fork(self, own: bool) -> bool:
-        return self.guesser.can_fork(own)
-
     def fork(self, state: GuessedState | None, slot: int, length: int) -> GuessedState:
         known = None if state is None else state.of_guesser
         return GuessedState(slot, of_guesser=self.guesser.fork(known, slot, length))
 
     def rewind(self, state: GuessedState, length: int) -> None:
         super().rewind(state, length)
-        self.guesser.rewind(state.of_guesser, length)
-
-    def prefill(self, states: Sequence[GuessedState], chunks: Sequence[PromptChunk]) -> None:
-        self.guesser.prefill([state.of_guesser for state in states], chunks)
-
-    def observe(self, states: Sequence[GuessedState], observations: Sequence[Observation]) -> None:
-        self.guesser.observe([state.of_guesser for state in states], observations)
-
-    def reset(self) -> None:
-        self.guesser.reset()
+        SelfDraft.rewind(self, state, length)
 
     def _scores(self, states: Sequence[GuessedState], growths: Sequence[DraftRows]) -> tuple[Tensor, int]:
         pairs = list(zip(states, growths, strict=True))

@@ -1,15 +1,15 @@
 """Which of a request's committed rows the target sees while it drafts for itself."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from outpace.cache.passes import Watch
 from outpace.cache.slots import SINKS, AttentionSettings, Segment
+from outpace.models.attention import attention_scores
 from outpace.models.packed import PackedModel, PassPart
 
 OBSERVED = 32
@@ -61,15 +61,7 @@ class OfPrompt(ABC):
     def select(self, slot: int, prompt: Sequence[int]) -> Tensor | None:
         """[layers, kv_heads, <= keep] int32 rows of a slot whose prompt is written, ascending, the prompt's last one
         among them; None for all."""
-        if len(prompt) <= self.keep:
-            return None
-        selected: list[Tensor] = []
-
-        def choose(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> None:
-            selected.append(self._chosen(query, segments[0], settings).int())
-
-        watch_last(self.model, slot, prompt, self.observed, choose)
-        return torch.stack(selected)
+        return None if len(prompt) <= self.keep else chosen(self.model, slot, prompt, self.observed, self._chosen)
 
     @abstractmethod
     def _chosen(self, query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
@@ -93,8 +85,9 @@ class Snap(OfPrompt):
     observed = OBSERVED
 
     def _chosen(self, query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
-        weights = attention_of(query, segment, settings)
-        length = weights.shape[-1]
+        keys, values, bias = segment.seen(settings.layer, settings.window)
+        length = values.shape[1]
+        weights = attention_scores(query, keys.float(), bias, length, settings).softmax(dim=-1)
         before = length - OBSERVED
         pooled = torch.nn.functional.avg_pool1d(
             weights[..., :before].sum(1), _POOLED, stride=1, padding=_POOLED // 2
@@ -154,22 +147,18 @@ class Tokens:
         """What is kept of a slot whose rows are those of the ids `prompt`; None for all."""
         if len(prompt) <= self.keep:
             return None
-        rows: list[Tensor] = []
-        ranks: list[Tensor] = []
+        found = chosen(self.model, slot, prompt, 1, self._chosen).sort(-1)
+        return TokenSelection(found.values, found.indices, len(prompt))
 
-        def choose(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> None:
-            keys, values, bias = segments[0].seen(settings.layer, settings.window)
-            summed = query.float().reshape(len(keys), -1, query.shape[-1]).sum(1)  # [kv_heads, head_dim]
-            products = (keys[:, : values.shape[1]].float() @ summed[..., None])[..., 0]  # [kv_heads, L]
-            if bias is not None:
-                products += bias.flatten(1)
-            products[:, :TOKEN_SINKS] = torch.inf
-            best = products.topk(self.keep, dim=-1).indices.sort(-1)
-            rows.append(best.values.int())
-            ranks.append(best.indices)
-
-        watch_last(self.model, slot, prompt, 1, choose)
-        return TokenSelection(torch.stack(rows), torch.stack(ranks), len(prompt))
+    def _chosen(self, query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
+        """[kv_heads, keep] rows of a layer, the best first."""
+        keys, values, bias = segment.seen(settings.layer, settings.window)
+        summed = query.float().reshape(len(keys), -1, query.shape[-1]).sum(1)  # [kv_heads, head_dim]
+        products = (keys[:, : values.shape[1]].float() @ summed[..., None])[..., 0]  # [kv_heads, L]
+        if bias is not None:
+            products += bias.flatten(1)
+        products[:, :TOKEN_SINKS] = torch.inf
+        return products.topk(self.keep, dim=-1).indices
 
     def is_spent(self, slot: int, selected: TokenSelection | None) -> bool:
         """Whether new rows have taken every place but those of the first ones, or selected rows are gone."""
@@ -187,26 +176,24 @@ class Tokens:
         return torch.cat([kept, new.expand(*kept.shape[:2], -1)], dim=-1)
 
 
-def watch_last(model: PackedModel, slot: int, ids: Sequence[int], count: int, watch: Watch) -> None:
-    """Show the queries of the last `count` of a slot's ids to `watch`. Their rows are written already and are computed
-    again as scratch rows, because a pass of the engine returns no queries."""
+def chosen(
+    model: PackedModel,
+    slot: int,
+    ids: Sequence[int],
+    count: int,
+    choose: Callable[[Tensor, Segment, AttentionSettings], Tensor],
+) -> Tensor:
+    """[layers, kv_heads, K] int32 rows of a slot that a function chooses in each layer, by the queries of the last
+    `count` of its ids. Their rows are written already and are computed again as scratch rows, because a pass of the
+    engine returns no queries."""
+    found: list[Tensor] = []
+
+    def watch(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> None:
+        found.append(choose(query, segments[0], settings).int())
+
     before, length = len(ids) - count, len(ids)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     offsets = torch.arange(before, length) - model.kv.lengths[slot]
     seen = torch.arange(before, dtype=torch.int32)[None, None]
-    part = PassPart(slot, torch.tensor(ids[before:]), offsets, causal, view=seen)
-    model.run_watched([part], watch)
-
-
-def attention_of(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
-    """[kv_heads, N * heads / kv_heads, L] attention weights of a segment's queries [heads, N, head_dim]; L as of
-    `Segment.seen`."""
-    keys, values, bias = segment.seen(settings.layer, settings.window)
-    length = values.shape[1]
-    rows = query.float().reshape(len(keys), -1, query.shape[-1]) * settings.scaling
-    scores = rows @ keys[:, :length].float().transpose(1, 2)
-    if settings.softcap is not None:
-        scores = torch.tanh(scores / settings.softcap) * settings.softcap
-    if bias is not None:
-        scores.unflatten(1, (-1, segment.count)).add_(bias)
-    return scores.softmax(dim=-1)
+    model.run_watched([PassPart(slot, torch.tensor(ids[before:]), offsets, causal, view=seen)], watch)
+    return torch.stack(found)
