@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from benchmarks.peers.run_transformers import Contender
 from benchmarks.peers.serve import Clock
 from benchmarks.peers.weights import export_gguf, weight_bytes
-from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
+from outpace.drafters.draft_lm.net import DraftLmNetSettings, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.tensor_file import save_tensors
 from outpace.models.draft import write_bare
@@ -168,7 +168,7 @@ def test_a_draft_model_without_an_embedding_gets_the_targets(is_tied: bool, tmp_
     """Guards against an assistant that stock transformers fills with random embeddings."""
     folder = _exported(tmp_path, tie_word_embeddings=is_tied)
     target, codec = load_target(str(folder), "bfloat16", "cpu", None, 1)
-    net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
+    net: Any = make_bare(small_config(target.config, DraftLmNetSettings(layers=1)), FrozenTarget(target), 0)
     write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
     made = export_draft(str(tmp_path / "bare"), folder, tmp_path / "made")
     model: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16)

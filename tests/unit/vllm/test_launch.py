@@ -17,7 +17,7 @@ from outpace import cli
 from outpace.drafters.convert import changed_weights
 from outpace.drafters.domino.files import IDS, export_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
+from outpace.drafters.draft_lm.net import DraftLmNetSettings, make_bare, small_config
 from outpace.drafters.load import kind_at, load_net
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary, save_vocabulary
@@ -260,7 +260,7 @@ def test_models_that_vllm_cannot_read_are_exported(model: str, tmp_path: Path, m
     assert not (tmp_path / "exports").exists()
     assert kind_at(str(write_tiny_gguf(tmp_path / "draft.gguf"))) == LANGUAGE_MODEL
     target, codec = load_target(model, "bfloat16", "cpu", None, 1)
-    net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
+    net: Any = make_bare(small_config(target.config, DraftLmNetSettings(layers=1)), FrozenTarget(target), 0)
     write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
     found = speculation(model, "linear", str(tmp_path / "bare"), None, tmp_path / "exports")[0]
     assert found is not None

@@ -2,14 +2,14 @@
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.training.settings import Section
-from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest
 from outpace.models.draft import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
@@ -27,14 +27,19 @@ _ALIGNED = 8  # scaled inner widths are multiples of this: kernels of experts ne
 Count = Annotated[int, Field(ge=1)]
 
 
-class SmallSizes(Section):
-    """Sizes of a small model; None follows the target's. The number of attention heads is the target's scaled with
-    hidden_size, and the size of a head is the target's."""
+class DraftLmNetSettings(Section):
+    """A new draft model, of the target's family; None follows the target's sizes. The number of attention heads is the
+    target's scaled with hidden_size, and the size of a head is the target's."""
 
     layers: Count = Field(default=2, description="At most the target's.")
     hidden_size: Count | None = Field(default=None, description="None for the target's.")
     intermediate_size: Count | None = Field(
         default=None, description="Inside a block, also of an expert; None scales the target's with hidden_size."
+    )
+    embedding: Literal["own", "target"] = Field(
+        default="own",
+        description="own, which is trained; or target: the target's embedding and head, which are neither trained nor "
+        "stored.",
     )
 
 
@@ -65,24 +70,10 @@ class SmallLM(nn.Module):
         """The trained tensors that `logits` reads."""
         return tuple(self.model.get_output_embeddings().parameters())
 
-    def empty_copy(self) -> "SmallLM":
-        """Another model of the same sizes, on the CPU."""
-        return make_small(self.model.config, 0)
-
-    def write(self, folder: str | Path, codec: TextCodec, dtype: torch.dtype) -> None:
-        """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them."""
-        path = Path(folder).expanduser()
-        if (path / "config.json").exists():
-            raise ModelError(f"{folder}: already holds a checkpoint; choose an empty folder")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._save(path, codec, dtype)
-        except OSError as error:
-            raise ModelError(f"{folder}: cannot be written: {error}") from error
-
-    def _save(self, path: Path, codec: TextCodec, dtype: torch.dtype) -> None:
-        copy.deepcopy(self.model).to(dtype).save_pretrained(path)  # type: ignore[arg-type]
-        codec.tokenizer.save_pretrained(path)
+    def write(self, folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
+        """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them, into an empty folder."""
+        copy.deepcopy(self.model).to(dtype).save_pretrained(folder)  # type: ignore[arg-type]
+        codec.tokenizer.save_pretrained(folder)
 
 
 class BareLM(SmallLM):
@@ -106,14 +97,11 @@ class BareLM(SmallLM):
     def head_weights(self) -> tuple[Tensor, ...]:
         return ()
 
-    def empty_copy(self) -> "BareLM":
-        return make_bare(self.model.config, self.target, 0)
-
-    def _save(self, path: Path, codec: TextCodec, dtype: torch.dtype) -> None:
-        write_bare(self.model, path, codec, dtype)
+    def write(self, folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
+        write_bare(self.model, folder, codec, dtype)
 
 
-def small_config(config: "PretrainedConfig", sizes: SmallSizes) -> "PretrainedConfig":
+def small_config(config: "PretrainedConfig", sizes: DraftLmNetSettings) -> "PretrainedConfig":
     """The config of a smaller model of the same family, without dropout; `config` is of the target's text part."""
     if sizes.layers > config.num_hidden_layers:
         raise InvalidRequest(f"layers={sizes.layers}: the target has {config.num_hidden_layers}; take as many or fewer")

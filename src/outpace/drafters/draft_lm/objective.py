@@ -1,16 +1,15 @@
 """Distillation of a target into a small language model with the same tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.convert import DTYPES
-from outpace.drafters.draft_lm.net import BareLM, SmallLM, SmallSizes, make_bare, make_small, small_config
+from outpace.drafters.draft_lm.net import BareLM, DraftLmNetSettings, SmallLM, make_bare, make_small, small_config
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts
 from outpace.drafters.training.losses import ROWS_AT_ONCE, Compared, LossVocabulary, VocabularySettings, summed
@@ -20,16 +19,6 @@ from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
 
 
-class DraftLmNetSettings(SmallSizes):
-    """A new draft model, of the target's family."""
-
-    embedding: Literal["own", "target"] = Field(
-        default="own",
-        description="own, which is trained; or target: the target's embedding and head, which are neither trained nor "
-        "stored.",
-    )
-
-
 class DraftLmObjectiveSettings(VocabularySettings):
     """The loss of a draft model."""
 
@@ -37,18 +26,21 @@ class DraftLmObjectiveSettings(VocabularySettings):
 
 
 class DraftLmObjective(Objective):
-    """A causal LM's divergence from the target at every generated token, the first of an answer included."""
+    """A causal LM's divergence from the target at every generated token, the first of an answer included. `make`: makes
+    a model with random weights, from a seed."""
 
     net: SmallLM
 
     def __init__(
         self,
-        net: SmallLM,
+        make: Callable[[int], SmallLM],
+        seed: int,
         target: FrozenTarget,
         settings: DraftLmObjectiveSettings,
-        vocabulary: LossVocabulary | None = None,
+        vocabulary: LossVocabulary,
     ) -> None:
-        super().__init__(net, target, (target.layers,), settings.chain_depth, vocabulary)
+        super().__init__(make(seed).to(target.device), target, (target.layers,), settings.chain_depth, vocabulary)
+        self._make = make
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         compared = self.vocabulary.draw(batch.step_seed)
@@ -73,7 +65,7 @@ class DraftLmObjective(Objective):
         return (drafted == truth) & own
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
-        small = self.net.empty_copy()
+        small = self._make(0)
         small.load_state_dict(dict(tensors))
         small.write(folder, codec, DTYPES[dtype])
         self.write_vocabulary(folder)
@@ -105,9 +97,11 @@ def build_draft_lm(
         raise InvalidRequest(
             f"hidden_size={config.hidden_size}: embedding='target' has vectors of {target.hidden_size}; leave it out"
         )
-    small = make_bare(config, target, seed) if net.embedding == "target" else make_small(config, seed)
+    make: Callable[[int], SmallLM] = partial(make_small, config)
+    if net.embedding == "target":
+        make = partial(make_bare, config, target)
     vocabulary = LossVocabulary.chosen(objective, facts, target.device, has_head=net.embedding == "own")
-    return DraftLmObjective(small.to(target.device), target, objective, vocabulary)
+    return DraftLmObjective(make, seed, target, objective, vocabulary)
 
 
 TRAINING = Training(DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm)

@@ -13,13 +13,8 @@ from torch import Tensor
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.draft_lm.net import BareLM, SmallLM
-from outpace.drafters.draft_lm.objective import (
-    DraftLmNetSettings,
-    DraftLmObjective,
-    DraftLmObjectiveSettings,
-    build_draft_lm,
-)
+from outpace.drafters.draft_lm.net import BareLM, DraftLmNetSettings, SmallLM
+from outpace.drafters.draft_lm.objective import DraftLmObjective, DraftLmObjectiveSettings, build_draft_lm
 from outpace.drafters.training.batch import TrainingSample, all_anchors, collate
 from outpace.lib.checkpoint import INDEX, WEIGHTS, read_object
 from outpace.lib.errors import InvalidRequest
