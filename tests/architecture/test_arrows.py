@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "testing": {"core", "sampling", "engine", "trees", "drafters"},
     "chat": {"lib", "core", "models", "engine"},
     "endpoint": {"lib", "core"},
-    "api": {"lib", "core", "budget", "kernels", "models", "engine", "drafters", "methods", "chat"},
+    "api": {"lib", "core", "budget", "kernels", "models", "engine", "methods", "chat"},
     "plugins": {"lib", "core", "models", "engine", "drafters", "methods"},
     "bench": {"lib", "core", "data", "kernels", "endpoint", "models", "trees", "drafters", "methods", "api"},
     "vllm": {"lib", "core", "budget", "models", "trees", "drafters", "methods"},
