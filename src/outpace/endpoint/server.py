@@ -135,9 +135,13 @@ llama-server defaults of its own."""
 
 def sampling_fields(params: SamplingParams, stated: Collection[str] = ()) -> dict[str, Any]:
     """Sampling parameters as fields of a request's body. `stated`: names of those that the user gave, which a server
-    with other defaults must get even if they are ours."""
-    chosen = {name: getattr(params, name) for name in OPTIONAL}
-    sent = {name: one for name, one in chosen.items() if name in stated or one != default_of(SamplingParams, name)}
+    with other defaults must get even if they are ours, in the form that changes nothing there."""
+    sent: dict[str, Any] = {}
+    for name in OPTIONAL:
+        if (value := getattr(params, name)) != default_of(SamplingParams, name):
+            sent[name] = value
+        elif name in stated:
+            sent[name] = UNCHANGED.get(name, value)
     return {"max_tokens": params.max_new_tokens, "temperature": params.temperature} | sent
 
 

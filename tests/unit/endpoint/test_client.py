@@ -235,7 +235,7 @@ def test_fields_at_their_defaults_are_not_sent() -> None:
     """Guards against servers that refuse fields which the user did not set, and fields that the user did set to our
     defaults and that are lost: llama-server's are others."""
     assert sampling_fields(SamplingParams(9)) == {"max_tokens": 9, "temperature": 0.0}
-    sent = {"max_tokens": 9, "temperature": 0.0, "top_k": 0, "min_p": 0.0}
+    sent = {"max_tokens": 9, "temperature": 0.0, "top_k": -1, "min_p": 0.0}  # 0 is an error for SGLang
     assert sampling_fields(SamplingParams(9), ("top_k", "min_p", "temperature")) == sent
     params = SamplingParams(9, 0.5, 3, 0.9, 0.1, 7, stop=("x",), presence_penalty=1.0, ignore_eos=True)
     assert sampling_fields(params) == {
