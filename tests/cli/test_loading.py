@@ -86,6 +86,7 @@ def test_a_server_whose_model_has_no_chat_template_starts(tmp_path: Path, monkey
         ("{% for m in messages %}{{ m['content'] }", "refuses these messages"),
         ("You are a pirate.", "leaves messages out"),
         ("{% for m in messages %}{{ m['content'] }}{% endfor %}", ""),
+        ("{{ raise_exception('no system') if not messages[1:] }}{{ messages[-1]['content'] }}", ""),
     ],
 )
 def test_a_chat_template_is_tried_before_the_server_is_ready(

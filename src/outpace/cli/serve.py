@@ -99,8 +99,12 @@ def _text_of(template: Path) -> str:
 def _check_template(model: "Model", template: Path) -> None:
     """Refuse a template that fails on a message or leaves it out, as a file of another kind does: the server would
     refuse every chat, or answer without having read it."""
+    asked = {"role": "user", "content": MESSAGE}
     try:
-        shown = model.codec.render_chat([{"role": "user", "content": MESSAGE}])
+        try:
+            shown = model.codec.render_chat([asked])
+        except InvalidRequest:  # some templates demand a system message
+            shown = model.codec.render_chat([{"role": "system", "content": "Be brief."}, asked])
     except InvalidRequest as error:
         raise InvalidRequest(f"chat_template={str(template)!r}: {error}") from error
     if MESSAGE not in shown:
