@@ -97,7 +97,8 @@ class EndpointRun:
         plan = self.plan
         chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "check": plan.check}
         chosen |= {"levels": plan.levels, "request_rate": plan.request_rate}
-        chosen |= {"stated": plan.stated} if plan.stated else {}  # older folders have none
+        added = sampling_fields(plan.params, plan.stated).keys() - sampling_fields(plan.params).keys()
+        chosen |= {"stated": sorted(added)} if added else {}  # other statements change no request
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         # Where memory sets the limit, a restarted server may have another one.
         facts = {name: fact for name, fact in self._server.facts.items() if name != "max_model_len"}

@@ -311,6 +311,9 @@ def test_a_run_goes_on_with_a_server_that_was_started_again() -> None:
         )
     assert before.settings == after.settings
     assert before.settings != other.settings
+    for stated, is_same in ((("max_new_tokens", "temperature"), True), (("top_p",), False)):
+        again = EndpointRun(endpoint, before._server, replace(plan, stated=stated), MACHINE)
+        assert (again.settings == before.settings) == is_same, stated
 
 
 def test_one_failure_ends_the_run() -> None:
