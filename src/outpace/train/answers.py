@@ -65,7 +65,7 @@ def check_made(folder: str, how: RegenerateSettings) -> None:
         if name in how.model_fields_set and isinstance(made, dict) and made.get(name, value) != value:
             raise InvalidRequest(
                 f"regenerate.{name}={value!r}: the answers in {folder!r} were made with {made[name]!r}; leave it out, "
-                "or leave out --answers, so that others are made"
+                "or name answers that were made with it"
             )
 
 
