@@ -71,7 +71,7 @@ def test_a_list_says_what_is_measured_and_makes_no_folder(tmp_path: Path, monkey
         (("graft", "--table", "7", "--drafter", "a"), "no row of these exhibits uses it; leave it out"),
         (("domino", "--figure", "4", "--drafter", "other=a"), "drafter='other': no row needs it"),
         (("domino", "--figure", "4", "--list", "--train", "x"), "train='x': cannot be used when exhibits are listed"),
-        (("graft", "--list", "--from", "x"), "cannot be used when exhibits are listed"),
+        (("graft", "--list", "--from", "x"), "from='x': cannot be used when exhibits are listed"),
         (("graft", "--list", "--report-only"), "report_only=True: cannot be used when exhibits are listed"),
     ],
 )

@@ -79,7 +79,9 @@ def paper(
     if report_only:
         refuse_options(context, OF_MEASURING, "nothing is measured (--report-only)")
     if list_:
-        refuse_options(context, ("train", "others", "report_only"), "exhibits are listed (--list)")
+        refuse_options(context, ("train", "report_only"), "exhibits are listed (--list)")
+        if others:
+            raise InvalidRequest(f"from={others[0]!r}: cannot be used when exhibits are listed (--list); leave it out")
     import_module("matplotlib")  # fails before the model is loaded, which takes long
     wanted = {"table": table, "figure": figure, "section": section}
     names = [f"{kind} {one}" for kind, those in wanted.items() for one in those or ()]
