@@ -115,7 +115,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON. Exit
-    status 1 if an output differs from plain decoding's and rounding does not explain it."""
+    status 1 if an output of a model here differs from plain decoding's and rounding does not explain it."""
     out = None if out is None else path_of(out)
     if params.max_new_tokens == 0:
         raise InvalidRequest("max_new_tokens=0: nothing would be decoded, timed or compared; give 1 or more")
