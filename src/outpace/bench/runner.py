@@ -245,8 +245,10 @@ class BenchRun:
         """Why stock `generate` may differ without a bug; empty if it must be equal."""
         if not self.plan.params.is_greedy:
             return "samples from a random stream of its own"
-        quantize = self.model.target.quantize
-        return "" if quantize == "none" else f"does not round as the products of quantize={quantize!r} do"
+        target = self.model.target
+        if target.quantize != "none":
+            return f"does not round as the products of quantize={target.quantize!r} do"
+        return "does not keep keys and values in int8" if target.kv_cache_dtype == "int8" else ""
 
     def _run(self, method: str, prompts: list[list[int]], params: SamplingParams) -> list[TurnRun]:
         """A method's answers to prompts that it decodes together."""

@@ -129,18 +129,22 @@ def test_equality_is_recorded_prompt_by_prompt(model: Model, monkeypatch: pytest
     assert different == [("3", "lookup", "unchecked")]
 
 
-def test_stock_generate_has_no_quantised_products(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against bugs that are the rounding of int8 products, and copies of the model that are loaded for them."""
+@pytest.mark.parametrize(("what", "said"), [("quantize", "quantize='int8'"), ("kv_cache_dtype", "values in int8")])
+def test_stock_generate_rounds_nothing_to_int8(
+    what: str, said: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against bugs that are the rounding of int8 products or of stored keys and values, and copies of the model
+    that are loaded for them."""
     asked = list[Any]()
     stock = TurnRun((1, 2), "", "unknown", {"ttft_ms": 1.0, "decode_ms": 1.0})
-    monkeypatch.setattr(model.target, "quantize", "int8")
+    monkeypatch.setattr(type(model.target) if what == "kv_cache_dtype" else model.target, what, "int8")
     monkeypatch.setattr(BenchRun, "_stock_run", lambda *arguments: stock)
     monkeypatch.setattr(Certifier, "classify", lambda *arguments: asked.append(arguments))
     methods = ("plain", "transformers")
     records = BenchRun(model, plan(methods=methods, items=ITEMS[:1], batch_size=1)).records()
     found = {record["method"]: record["finding"] for record in records}
     assert [found[method]["kind"] for method in methods] == ["equal", "different"]
-    assert "quantize='int8'" in found["transformers"]["note"]
+    assert said in found["transformers"]["note"]
     assert not asked
 
 
