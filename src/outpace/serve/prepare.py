@@ -77,7 +77,7 @@ def engine_inputs(service: Service, body: SharedFields) -> EngineInputs:
     try:
         method, proposer, budget = drafting(model, options.method, options.budget)
     except InvalidRequest as error:  # including one about a drafter, which requests cannot name
-        raise ApiError(400, str(error), "outpace.method") from error
+        raise ApiError(400, str(error), f"outpace.{'budget' if options.method is None else 'method'}") from error
     prompts = _prompts(model, body)
     params = model.resolved(_params(model, body, _limit(body, prompts, model.target.max_length)))
     return EngineInputs(prompts, params, method, proposer, budget, continues=isinstance(body, CompletionRequest))

@@ -105,6 +105,9 @@ def test_a_budget_next_to_the_servers_own_method_is_refused(served: Served, monk
         with pytest.raises(InvalidRequest, match="budget=3 and method='recycle:budget=8' were both given"):
             drafting(served.model, spelling, 3)
     assert drafting(served.model, None, 3)[2] == 3
+    for field in ("method", "method_name"):
+        monkeypatch.setattr(served.model, field, "plain")
+    assert error_of(served.post(CHAT | {"outpace": {"budget": 3}}))["param"] == "outpace.budget"
 
 
 @pytest.mark.parametrize(
