@@ -7,6 +7,7 @@ rates, learned from verified trees by rank, by tenth of the score and by depth, 
 temperature.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -129,10 +130,11 @@ class ScoredLevels:
         drawn = [*(tokens[node] for node in verdict.path[1:]), verdict.next_token]
         above, node = -1, tokens[0]
         for depth, ((frontier, candidates, log_probs), token) in enumerate(zip(self.levels, drawn), start=1):
-            nodes = list(zip(frontier.owners, frontier.parents, frontier.tokens.tolist(), strict=True))
-            if (self.place, above, node) not in nodes:
+            first, end = bisect_left(frontier.owners, self.place), bisect_right(frontier.owners, self.place)
+            nodes = list(zip(frontier.parents[first:end], frontier.tokens[first:end].tolist(), strict=True))
+            if (above, node) not in nodes:
                 return  # the draft ended above this level, or lacks the token
-            above, node = nodes.index((self.place, above, node)), token
+            above, node = first + nodes.index((above, node)), token
             self.rates.learn(depth, log_probs[above], candidates[above], token)
 
 
