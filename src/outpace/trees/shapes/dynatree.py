@@ -209,14 +209,14 @@ class DynaTreeShape(GrowingShape):
 
     def observe(self, state: DynaTreeState, observation: Observation) -> None:
         """History adaptation: D0 and tau_h follow the acceptance of the last rounds (section 3.3)."""
-        config, tree = self.config, observation.tree
-        accepted = sum(node < tree.drafted for node in observation.verdict.path) - 1  # without grafts
+        config, depths, drafted = self.config, observation.tree.topology.depths, observation.tree.drafted
+        accepted = sum(node < drafted for node in observation.verdict.path) - 1  # without grafts
         state.rounds += 1
         state.emitted += accepted + 1
-        deepest = max(tree.topology.depths[: tree.drafted])
+        deepest = max(depths[:drafted])
         if not deepest:
             return
-        state.rates.append(accepted / (deepest if config.statistic == "depth" else tree.drafted - 1))
+        state.rates.append(accepted / (deepest if config.statistic == "depth" else drafted - 1))
         if config.history != "paper" or len(state.rates) < FEWEST_ENTRIES:
             return
         error = sum(state.rates) / len(state.rates) - TARGET_ACCEPTANCE
