@@ -124,7 +124,7 @@ def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> 
 def graft(
     trees: Sequence[DraftTree], offers: Sequence[Sequence[Offer]], requests: Sequence[DraftRequest]
 ) -> list[DraftTree]:
-    """Fill each tree up to its request's budget.
+    """Fill each tree up to its request's budget. Slots for which too little was retrieved stay empty.
 
     Retrieved nodes are added in order, from several offers in turn. A node that the tree already has takes no slot, so
     siblings have different tokens. The tree's own nodes keep their numbers, and retrieved ones come last.

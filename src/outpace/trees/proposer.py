@@ -47,7 +47,7 @@ class Nested:
 
     def close(self, state: Any) -> None:
         for name, part in self._each():
-            if hasattr(part, "close"):  # sources and retrievers have no `close`
+            if hasattr(part, "close"):  # sources and retrievers need not have a `close`
                 part.close(getattr(state, name))
 
     def rewind(self, state: Any, length: int) -> None:
