@@ -118,8 +118,9 @@ def write_report(
     return [one for of_exhibit in shown for one in of_exhibit]
 
 
-VERDICTS = f"""Each claim compares rows prompt by prompt; n counts prompts, or groups of them that are decoded
-together, once for each run that is compared; a set is a file of prompts. It <b>holds</b> if it is
+VERDICTS = f"""Each claim compares rows prompt by prompt; its n counts prompts, or groups of them that are decoded
+together, once for each run that is compared, and n of a table counts prompts. A set is a file of prompts. A claim
+<b>holds</b> if it is
 right on every set and in the whole 95 % bootstrap interval of the mean over sets; <b>on average</b>, if only in the
 interval, and the sets that differ are named. It <b>does not hold</b> if it is wrong in the whole interval, and is
 <b>undecided</b> if it is wrong in a part of it, or where there are fewer than {FEWEST} different prompts. What counts
@@ -130,7 +131,8 @@ comparisons has the verdict of the worst of them, by intervals that are not wide
 many may fail by chance. <b>The paper contradicts itself</b> where its own numbers, or its
 authors' result files, differ from the claim. What is
 counted, such as equal outputs and memory, needs no interval. Ratios are of means over sets; in
-tables, sd is the standard deviation over prompts, the mean of the sets'. Intervals are wider where prompts, or groups,
+tables, sd is the standard deviation over prompts, or over groups, the mean of the sets'.
+Intervals are wider where prompts, or groups,
 are few (Student's t), and where a claim is about the mean of runs that put the same prompts into groups of other sizes.
 Every output is compared with plain decoding's, token by token. In tables, what stands below a row's name is the method
 and its settings as this package's option <code>--method</code> takes them; "starts with" names what it had before the
@@ -291,7 +293,7 @@ class _ExhibitTables:
 
 
 def _estimate(metric: str, value: dict[str, Any] | None) -> str:
-    """A value with its interval and its standard deviation over prompts."""
+    """A value with its interval and its standard deviation over prompts, or over groups of them."""
     if value is None:
         return "-"
     text, digits = METRICS[metric].printed(value["value"]), METRICS[metric].digits
