@@ -123,7 +123,8 @@ together, once for each run that is compared, and n of a table counts prompts. A
 <b>holds</b> if it is
 right on every set and in the whole 95 % bootstrap interval of the mean over sets; <b>on average</b>, if only in the
 interval, and the sets that differ are named. It <b>does not hold</b> if it is wrong in the whole interval, and is
-<b>undecided</b> if it is wrong in a part of it, or where there are fewer than {FEWEST} different prompts. What counts
+<b>undecided</b> if it is wrong in a part of it, or where there are fewer than {FEWEST} different prompts or no records.
+It is <b>not testable here</b> where a drafter, data, a device or a figure is missing, which is named. What counts
 as right stands behind "claimed": a direction, such as above 1.00, or a bound, such as at most 0.50. A claim
 about averages also holds where single sets differ. Rows, runs and sets of a full run that were not measured are
 named; where they belong to this run, the claim is undecided unless the rest contradicts it. A claim of several

@@ -242,7 +242,11 @@ def judge(
         if row in absent:
             return found("not testable here", why=f"{row}: {absent[row]}")
     if not sides:
-        return found("not testable here", why=_unmeasured(claim, labels, comparison))
+        unmeasured = _unmeasured(claim, labels, comparison)
+        if unmeasured is not None:
+            return found("undecided", why=unmeasured)
+        unknown = f"no {METRICS[claim.metric].title} in these records, or not of the same prompts for all rows"
+        return found("not testable here", why=unknown)
     verdict = min((one[0] for one in verdicts), key=_WORST.index)
     if verdict in ("holds", "holds on average") and _lacking(claim, due, comparison.cells):
         return found("undecided", numbers, prompts, why="Not all of it is measured yet.")
@@ -269,14 +273,15 @@ def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]
     )
 
 
-def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str:
+def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str | None:
+    """What a full run would measure of a claim without any comparison; None if nothing of it is missing."""
     rows = [row for row in claim.named_rows if not any(comparison.has(label, row) for label in labels)]
     if rows:
         where = f"at {', '.join(claim.runs)}" if claim.runs else "in these runs"
         return f"no records of {', '.join(rows)} {where}: quick runs leave them out, or they are not measured yet"
     if (claim.falls or claim.rises) and sum(comparison.has(label, claim.named_rows[0]) for label in labels) < 2:
         return "too few runs to compare; a full run has them"
-    return f"no {METRICS[claim.metric].title} in these records, or not of the same prompts for all rows"
+    return None
 
 
 class _Sides:

@@ -192,12 +192,14 @@ def test_two_names_of_the_same_prompts_are_no_more_evidence() -> None:
 
 
 def test_a_row_that_is_absent_is_named() -> None:
-    """Guards against a verdict about rows that were never measured."""
+    """Guards against a verdict about rows that were never measured, and against "not testable here" for those that only
+    nobody measured yet, or that a quick run leaves out."""
     claim = Claim(id="X", text="x", metric="tokens_per_step", order=("fast", "gone"))
     cells = {("cold", "fast", "a"): cell(FAST)}
     found = judge(claim, RUNS, CellComparison(cells), {}, {"gone": "no drafter"})
     assert (found.verdict, found.why) == ("not testable here", "gone: no drafter")
-    assert judge(claim, RUNS, CellComparison(cells), {}, {}).verdict == "not testable here"
+    unmeasured = judge(claim, RUNS, CellComparison(cells), {}, {})
+    assert (unmeasured.verdict, unmeasured.why.partition(" in ")[0]) == ("undecided", "no records of gone")
 
 
 def test_what_is_due_and_not_measured_leaves_a_claim_open() -> None:
@@ -230,7 +232,7 @@ def test_rows_of_unlike_many_prompts_are_not_compared() -> None:
     assert found.verdict == "not testable here"
     assert found.why == "no tokens per step in these records, or not of the same prompts for all rows"
     alone = verdict({"rises": ("fast",)}, fast=[FAST], slow=[SLOW])
-    assert alone.why == "too few runs to compare; a full run has them"
+    assert (alone.verdict, alone.why) == ("undecided", "too few runs to compare; a full run has them")
 
 
 def test_the_prompts_needed_are_those_of_the_comparison_that_needs_most() -> None:
