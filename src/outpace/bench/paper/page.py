@@ -144,12 +144,15 @@ KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", 
 
 
 def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordSource]) -> str:
+    # Of several sources, one without records of an exhibit has no verdicts about it to show beside another's.
+    shown = [[one for one in of_exhibit if one.comparison.cells] or of_exhibit[:1] for of_exhibit in shown]
+    are_several = len(sources) > 1
     title = f"{PAPERS[paper]}: tables, figures and claims, measured again"
     links = (f"<a href='#{_anchor(first.exhibit)}'>{escape(first.exhibit.name)}</a>" for first, *_ in shown)
     abouts = (f"<p><b>Target {escape(one.name)}</b>, {'; '.join(map(escape, one.about()))}.</p>" for one in sources)
     parts = [f"<h1>{title}</h1>", *abouts, f"<nav>{' '.join(links)}</nav>"]
     parts.append("<h2>Claims</h2>")
-    parts += [f"<p>{VERDICTS}</p>", _claims(shown)]
+    parts += [f"<p>{VERDICTS}</p>", _claims(shown, are_several)]
     for of_exhibit in shown:
         exhibit = of_exhibit[0].exhibit
         name = exhibit.name[0].upper() + exhibit.name[1:]
@@ -161,7 +164,7 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
             parts.append(
                 f"<p>Its steps are checked by tests of the source code: {escape(', '.join(exhibit.tests))}.</p>"
             )
-        parts += (_exhibit(one, len(sources) > 1, number) for number, one in enumerate(of_exhibit))
+        parts += (_exhibit(one, are_several, number) for number, one in enumerate(of_exhibit))
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
     return (
         f"<!doctype html><html lang='en'><head>{head}<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
@@ -172,7 +175,7 @@ def _anchor(exhibit: Exhibit) -> str:
     return exhibit.name.replace(" ", "-")
 
 
-def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
+def _claims(shown: Sequence[Sequence[ShownExhibit]], are_several: bool) -> str:
     lines = []
     for of_exhibit in shown:
         for one in of_exhibit:
@@ -187,11 +190,11 @@ def _claims(shown: Sequence[Sequence[ShownExhibit]]) -> str:
                 cells += [f"<td><span class='v {KINDS.get(finding.verdict, 'open')}'>{finding.verdict}</span></td>"]
                 cells += [f"<td class='prose'>{numbers}</td><td>{finding.prompts or ''}</td>"]
                 cells += [f"<td class='prose'>{escape(finding.why)}</td>"]
-                if len(of_exhibit) > 1:
+                if are_several:
                     cells.append(f"<td>{escape(one.source.name)}</td>")
                 lines.append("".join(cells))
     names = ["claim", "exhibit", "the paper claims", "verdict", "here (95 % interval)", "n", "why"]
-    if any(len(of_exhibit) > 1 for of_exhibit in shown):
+    if are_several:
         names.append("measured on")
     return _table(names, lines)
 

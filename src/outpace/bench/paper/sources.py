@@ -46,8 +46,9 @@ class RecordFolder:
 
     @property
     def name(self) -> str:
-        """The target and the machine."""
-        return f"{Path(self.manifest['target']).name}, {' and '.join(self._machines) or 'unknown machine'}"
+        """The target, the machine, and the folder, which tells two runs of the same apart."""
+        machine = " and ".join(self._machines) or "unknown machine"
+        return f"{Path(self.manifest['target']).name}, {machine}, folder {self.folder.name}"
 
     @cached_property
     def _settings(self) -> list[dict[str, Any]]:

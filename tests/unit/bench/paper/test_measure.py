@@ -86,6 +86,22 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
     assert len(ids) == len(set(ids)) > 20
 
 
+def test_a_source_without_records_of_an_exhibit_has_no_verdicts_beside_anothers(suite: Callable[[], Suite]) -> None:
+    """Guards against two verdicts about a claim, one of them of a run that measured nothing of it, under one name."""
+    own = suite()
+    shown(own, exhibit())
+    other = own.folder / "other"
+    other.mkdir()
+    (other / MANIFEST).write_text((own.folder / MANIFEST).read_text())
+    sources = [RecordFolder.read(folder) for folder in (other, own.folder)]
+    write_report("graft", [exhibit()], sources, own.folder)
+    page = (own.folder / REPORT).read_text()
+    assert page.count("TR over PLD") == 1
+    assert page.count(f"<h3>{sources[1].name}</h3>") == 1
+    assert f"<h3>{sources[0].name}</h3>" not in page
+    assert sources[0].name.endswith(", folder other")
+
+
 @pytest.mark.parametrize(("data", "is_said"), [("builtin", True), ("prompts", False)])
 def test_prompts_that_stand_for_every_set_are_named(data: str, is_said: bool, tmp_path: Path) -> None:
     """Guards against a report of GSM8K, HumanEval and others that are all the package's own prompts, and of contexts
