@@ -133,7 +133,7 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     method is built once more, so that a record has what a build reads, and nothing is decided twice.
 
     Added: `budget`, drafted nodes per round, a maximum where `follows_prices`; `shape_settings` in effect, gates of a
-    warm file included; `files` that were read, by option, with their SHA-256; `drafter`, its kind, folder and
+    warm file included; `files` that were read, by option, with SHA-256 and size; `drafter`, its kind, folder and
     fingerprint, None without one.
 
     Args:
@@ -149,7 +149,10 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     options |= {
         "budget": nodes,
         "follows_prices": given is None and nodes > 0,
-        "files": {name: {"name": str(file), "sha256": _sha256(file)} for name, file in files.items()},
+        "files": {
+            name: {"name": str(file), "sha256": _sha256(file), "bytes": file.stat().st_size}
+            for name, file in files.items()
+        },
         "drafter": None,
     }
     if spec.drafter is not None:

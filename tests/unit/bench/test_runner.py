@@ -260,8 +260,9 @@ def test_records_have_the_options_that_were_in_effect(
     assert json.loads(json.dumps(found))
     assert len(records) == 2 * 5
 
-    def of(file: Path) -> dict[str, str]:
-        return {"name": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    def of(file: Path) -> dict[str, Any]:
+        written = file.read_bytes()
+        return {"name": str(file), "sha256": hashlib.sha256(written).hexdigest(), "bytes": len(written)}
 
     ranked = drafter / "vocabulary.safetensors"
     union, eagle, graft = found["outpace:draft=eagle3"], found["eagle3"], found["graft:as=paper,budget=7"]

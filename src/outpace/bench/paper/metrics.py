@@ -131,6 +131,7 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         cells |= {name: sum(record.get(name, math.nan) for record in own) for name in OF_RECORDS}
         cells |= {"requests": len(own), "equal": sum(record["equal"] for record in own)}
         cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
+        cells |= {"warm_mb": sum(_warm_mb(record["options"]) for record in own)}
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
         cells |= {"ttft_ms": sum(record["ttft_ms"] for record in own)}
         times = [record["tpot_ms"] for record in own if record.get("tpot_ms") is not None]
@@ -140,6 +141,11 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         for name, value in cells.items():
             fields.setdefault(name, []).append(float(value))
     return {name: np.array(numbers) for name, numbers in fields.items()}
+
+
+def _warm_mb(options: Mapping[str, Any]) -> float:
+    """Of the file of a warm-up, 36 bytes for each row, in MB; 0 without one, NaN in records that do not say."""
+    return float(options["files"]["warm"].get("bytes", math.nan)) / 1e6 if "warm" in options["files"] else 0.0
 
 
 @dataclass(frozen=True)
@@ -214,6 +220,7 @@ METRICS: dict[str, Metric] = {
         fewer_is_better=True,
     ),
     "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True, True),
+    "warm_mb": Metric("file of the warm-up, MB", _ratio("warm_mb", "requests"), 2, is_exact=True),
     "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%", is_exact=True),
     "round_ms": Metric("round, ms", _ratio("own_ms", "steps"), 2, "", True),
     "bookkeeping": Metric(

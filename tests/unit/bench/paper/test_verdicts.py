@@ -281,6 +281,18 @@ def test_the_first_tokens_of_an_answer() -> None:
     assert np.isnan(found["forward_ms"]).all(), "known of the whole answer alone"
 
 
+def test_storage_is_that_of_the_warm_ups_file() -> None:
+    """Guards against "not testable here" for a size that every warm-up has, and 0 MB for records that do not say."""
+    record: dict[str, Any] = {"method": "x", "rounds": [[[3, 4, 10.0]]], "finding": {"kind": "equal"}, "equal": True}
+    record |= {"memory_mb": 1.0, "ttft_ms": 5.0, "group": {"number": 0}}
+    files = [{}, {"warm": {"name": "w", "sha256": "0", "bytes": 370_000}}, {"warm": {"name": "w", "sha256": "0"}}]
+    found = [
+        measured([record | {"options": {"files": one, "drafter": None}}], [record | {"options": {"files": {}}}], first=3)
+        for one in files
+    ]
+    assert [one.own["warm_mb"][0] for one in found] == pytest.approx([0.0, 0.37, float("nan")], nan_ok=True)
+
+
 def test_records_that_do_not_say_what_a_method_started_with_are_refused() -> None:
     """Guards against tables of which nobody can tell whether a transition matrix was empty."""
     record = {"method": "recycle", "options": {"budget": 3}, "finding": {"kind": "equal"}}
