@@ -176,7 +176,8 @@ def _others_use() -> float:
 
 
 def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
-    """A line for each exhibit; of what is measured, the number of cells: a row on a set in a run."""
+    """A line for each exhibit; of what is measured, the number of cells: a row on a set in a run. Below, the drafters
+    that are missing; minutes are without their rows."""
     from outpace.bench.paper.measure import cells_of
     from outpace.bench.sheet import Column, Sheet
 
@@ -194,3 +195,9 @@ def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
         lines.append([exhibit.name, exhibit.title, ", ".join(sets), claims, takes, measured])
     columns = [Column("exhibit", is_name=True), Column("shows", prose=50), Column("sets", 3, prose=40)]
     Sheet([*columns, Column("claims", 2, prose=20), Column("decoding"), Column("measured", 1)], lines).show()
+    for exhibit in exhibits:
+        lacking = {row.needs_drafter: row for row in exhibit.rows_of(suite.is_quick) if row.needs_drafter}
+        names = [name for name in lacking if name not in suite.drafters]
+        if names:
+            train = " or --train FILE" if all(lacking[name].trained for name in names) else ""
+            print(f"{exhibit.name} also needs --drafter {', '.join(f'{name}=PATH' for name in names)}{train}")
