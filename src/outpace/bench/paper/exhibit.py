@@ -207,6 +207,7 @@ class Claim(_Strict):
         over: the row by whose metric the metric is divided, except that of an `order`.
         at_least, at_most: bounds of the metric of `rows`.
         larger_on: two groups of sets; the metric of `rows` is larger on the first.
+        never_less: two rows; of rounds that begin at the same token, none of the first accepts less than the second's.
         of_average: it is about the mean over sets: single sets may differ.
         check: a name of `checks.CHECKS`, which is counted rather than measured.
         missing: why the claim cannot be tested here.
@@ -226,6 +227,7 @@ class Claim(_Strict):
     at_most: float | None = None
     over: str | None = None
     larger_on: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    never_less: tuple[str, str] | None = None
     of_average: bool = False
     check: str | None = None
     missing: str | None = None
@@ -237,11 +239,12 @@ class Claim(_Strict):
     @model_validator(mode="after")
     def _one_comparison(self) -> "Claim":
         bound = self.at_least is not None or self.at_most is not None
-        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.check]
+        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.never_less, self.check]
         given = sum(map(bool, kinds))
         if given > 1 or not (given or self.missing or self.contradiction):
             raise ValueError(
-                f"claim {self.id}: give one of order, falls, rises, larger_on, check, a bound, missing, contradiction"
+                f"claim {self.id}: give one of order, falls, rises, larger_on, never_less, check, a bound, missing, "
+                "contradiction"
             )
         if (bound or self.larger_on) and not self.rows:
             raise ValueError(f"claim {self.id}: name its rows")
@@ -255,7 +258,7 @@ class Claim(_Strict):
     def named_rows(self) -> tuple[str, ...]:
         """Rows that it compares."""
         over = () if self.over is None else (self.over,)
-        return (*self.order, *self.falls, *self.rises, *self.rows, *over)
+        return (*self.order, *self.falls, *self.rises, *self.rows, *(self.never_less or ()), *over)
 
     @property
     def named_sets(self) -> tuple[str, ...]:

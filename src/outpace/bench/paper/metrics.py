@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Measured:
         bugs: differences that rounding does not explain.
         options: those of the method, with the files and the drafter it started with.
         ids: of the prompts, in their order; empty where there are none.
+        rounds: of each prompt, the tokens of each round by the number of tokens before it.
     """
 
     own: Mapping[str, Numbers]
@@ -47,6 +49,7 @@ class Measured:
     bugs: int
     options: Mapping[str, Any]
     ids: str = ""
+    rounds: Sequence[Mapping[int, int]] = ()
 
     def metric(self, name: str, draws: NDArray[np.int64]) -> Numbers:
         """[times] a metric of drawn prompts, NaN where it was not measured. `draws`: [times, prompts] indices."""
@@ -96,7 +99,16 @@ def measured(
     own, base = ([one if first is None else _first(one, first) for one in some] for some in (records, plain))
     ids = " ".join(record.get("id", "") for record in records)
     equal, bugs = kinds.count("equal"), kinds.count("bug")
-    return Measured(_fields(own), _fields(base), equal, len(kinds), bugs, options, ids=ids)
+    rounds = [_rounds(record) for record in records]
+    return Measured(_fields(own), _fields(base), equal, len(kinds), bugs, options, ids=ids, rounds=rounds)
+
+
+def _rounds(record: Mapping[str, Any]) -> dict[int, int]:
+    """The tokens of each round by the number of tokens before it; empty for several turns, and where rounds are
+    unknown."""
+    turns = record.get("rounds", ())
+    tokens = [one[0] for one in turns[0]] if len(turns) == 1 else []
+    return dict(zip(accumulate(tokens, initial=1), tokens))
 
 
 def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -297,7 +297,8 @@ class _Sides:
         pairs = [self._pair(first, second) for first, second in zip(claim.order, claim.order[1:])]
         trends = [self._trend(row) for row in (*claim.falls, *claim.rises)]
         of_row = self._bound if claim.larger_on is None else self._groups
-        return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
+        rounds = [] if claim.never_less is None else [self._rounds(*claim.never_less)]
+        return [*pairs, *trends, *rounds, *(of_row(row) for row in claim.rows)]
 
     def _add(self, side: _Side, gap: Numbers, label: str, of: str, units: Sequence[Units]) -> None:
         """Add the quantity that must be positive for a run and set."""
@@ -379,6 +380,25 @@ class _Sides:
         least = -np.inf if self.claim.at_least is None else self.claim.at_least
         most = np.inf if self.claim.at_most is None else self.claim.at_most
         return np.minimum(numbers - least, most - numbers)
+
+    def _rounds(self, first: str, second: str) -> _Side:
+        """Rounds of two rows that begin at the same token of the same answer, one by one."""
+        side, below, of_all = _Side("", lambda value, more: f"{value:.0f}", "0", (), is_bound=True, is_exact=True), 0, 0
+        for label in self.labels:
+            for of in self.claim.sets or self.comparison.sets:
+                cells = [self.comparison.cells.get((label, row, of)) for row in (first, second)]
+                one, other = cells
+                if one is None or other is None or one.ids != other.ids or {one.equal, other.equal} != {one.of}:
+                    continue
+                both = zip(one.rounds, other.rounds, strict=True)
+                pairs = [(own[place], its[place]) for own, its in both for place in own.keys() & its.keys()]
+                if pairs:
+                    fewer = sum(own < its for own, its in pairs)
+                    below, of_all = below + fewer, of_all + len(pairs)
+                    self._add(side, np.array([-float(fewer)]), label, of, self._units(label, first, of))
+        side.shown = np.array([float(below)])
+        side.name = f"{first} accepts less than {second} in, of {of_all} rounds that begin at the same token:"
+        return side
 
     def _groups(self, row: str) -> _Side:
         """The first group of sets against the second."""

@@ -287,10 +287,37 @@ def test_storage_is_that_of_the_warm_ups_file() -> None:
     record |= {"memory_mb": 1.0, "ttft_ms": 5.0, "group": {"number": 0}}
     files = [{}, {"warm": {"name": "w", "sha256": "0", "bytes": 370_000}}, {"warm": {"name": "w", "sha256": "0"}}]
     found = [
-        measured([record | {"options": {"files": one, "drafter": None}}], [record | {"options": {"files": {}}}], first=3)
+        measured(
+            [record | {"options": {"files": one, "drafter": None}}], [record | {"options": {"files": {}}}], first=3
+        )
         for one in files
     ]
     assert [one.own["warm_mb"][0] for one in found] == pytest.approx([0.0, 0.37, float("nan")], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "numbers", "wanted"),
+    [
+        ([[3, 4, 1.0], [2, 4, 2.0], [1, 4, 3.0]], "0, claimed 0", "holds"),
+        ([[1, 4, 1.0], [2, 4, 2.0], [3, 4, 3.0]], "1, claimed 0", "does not hold"),
+    ],
+)
+def test_rounds_at_the_same_token_are_compared(first: list[list[float]], numbers: str, wanted: str) -> None:
+    """Guards against an average that hides rounds in which the larger tree accepts less, and against rounds at other
+    tokens that are taken for the same."""
+
+    def row(rounds: list[list[float]]) -> Measured:
+        record: dict[str, Any] = {"method": "x", "options": {"files": {}, "drafter": None}, "rounds": [rounds]}
+        record |= {"finding": {"kind": "equal"}, "equal": True, "memory_mb": 1.0, "ttft_ms": 5.0}
+        record |= {"group": {"number": 0}}
+        return measured([record], [record], first=7)
+
+    claim = Claim(id="X", text="x", never_less=("larger", "pruned"), why={"holds": "so"})
+    second = row([[2, 4, 1.0], [1, 4, 2.0], [1, 4, 3.0], [2, 4, 4.0]])  # begin at 1, 3, 4 and 5; the first at 1, 4, 6
+    cells = {("cold", "larger", "s"): row(first), ("cold", "pruned", "s"): second}
+    found = judge(claim, RUNS, CellComparison(cells), {}, {})
+    assert found.verdict == wanted
+    assert found.numbers.endswith(f"of 2 rounds that begin at the same token: {numbers}")
 
 
 def test_records_that_do_not_say_what_a_method_started_with_are_refused() -> None:
