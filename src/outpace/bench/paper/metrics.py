@@ -144,6 +144,7 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         cells |= {"requests": len(own), "equal": sum(record["equal"] for record in own)}
         cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
         cells |= {"warm_mb": sum(_warm_mb(record["options"]) for record in own)}
+        cells |= {"levels": sum(_levels(record.get("options", {})) for record in own)}
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
         cells |= {"ttft_ms": sum(record["ttft_ms"] for record in own)}
         times = [record["tpot_ms"] for record in own if record.get("tpot_ms") is not None]
@@ -158,6 +159,15 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
 def _warm_mb(options: Mapping[str, Any]) -> float:
     """Of the file of a warm-up, 36 bytes for each row, in MB; 0 without one, NaN in records that do not say."""
     return float(options["files"]["warm"].get("bytes", math.nan)) / 1e6 if "warm" in options["files"] else 0.0
+
+
+def _levels(options: Mapping[str, Any]) -> float:
+    """What DynaTree's numbers divide tokens per step by: K of a chain, D + 2 of a fixed tree, which has D + 1 levels,
+    and D_0 + 2 of its own; NaN for what drafts nothing, or does not say."""
+    settings = options.get("shape_settings") or {}
+    if "base_depth" in settings:
+        return float(settings["base_depth"] + 2)
+    return float(settings["depth"] + 1 if "depth" in settings else options.get("budget") or math.nan)
 
 
 @dataclass(frozen=True)
@@ -217,6 +227,7 @@ METRICS: dict[str, Metric] = {
     "tokens_per_step_of_prompts": Metric("tokens per step, mean of prompts", _ratio("per_step", "requests")),
     "accepted_per_step": Metric("accepted per step", _ratio("accepted", "steps")),
     "accepted_per_drafted": Metric("accepted of drafted", _share("accepted", "drafted"), 1, "%"),
+    "accepted_as_printed": Metric("tokens per step of the depth", _share("per_step", "levels"), 1, "%"),
     "retrieved_share": Metric("retrieved of accepted", _share("accepted_retrieved", "accepted"), 1, "%"),
     "steps": Metric("rounds per request", _ratio("steps", "requests"), 1, fewer_is_better=True),
     "drafted_per_step": Metric("drafted per step", _ratio("drafted", "steps"), 1),

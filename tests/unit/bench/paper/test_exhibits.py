@@ -222,7 +222,7 @@ DRAWN = {
     "graft": {
         (one, of) for one in ("accepted_per_step", "tokens_per_second") for of in ("humaneval", "gsm8k", "mtbench")
     },
-    "dynatree": {(one, "") for one in ("speedup_of_rates", "tokens_per_step_of_prompts", "accepted_per_drafted")},
+    "dynatree": {(one, "") for one in ("speedup_of_rates", "tokens_per_step_of_prompts", "accepted_as_printed")},
 }
 
 

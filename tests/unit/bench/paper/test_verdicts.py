@@ -320,6 +320,24 @@ def test_rounds_at_the_same_token_are_compared(first: list[list[float]], numbers
     assert found.numbers.endswith(f"of 2 rounds that begin at the same token: {numbers}")
 
 
+@pytest.mark.parametrize(
+    ("options", "percent"),
+    [
+        ({"budget": 8, "shape_settings": {}}, 50.0),
+        ({"budget": 256, "shape_settings": {"depth": 9, "breadth": 3}}, 40.0),
+        ({"budget": 256, "shape_settings": {"depth": 8, "base_depth": 5}}, 400 / 7),
+        ({"budget": 0}, float("nan")),
+    ],
+)
+def test_acceptance_is_counted_as_dynatrees_table_3_does(options: dict[str, Any], percent: float) -> None:
+    """Guards against the paper's tokens per round over a depth next to ours over drafted tokens, in one column."""
+    rounds = [[4, 4, 10.0], [4, 4, 18.0]]
+    record: dict[str, Any] = {"method": "x", "options": options | {"files": {}, "drafter": None}, "rounds": [rounds]}
+    record |= {"finding": {"kind": "equal"}, "equal": True, "memory_mb": 1.0, "ttft_ms": 5.0, "group": {"number": 0}}
+    found = measured([record], [record], first=9).metric("accepted_as_printed", np.zeros((1, 1), dtype=np.int64))
+    assert found == pytest.approx([percent], nan_ok=True)
+
+
 def test_records_that_do_not_say_what_a_method_started_with_are_refused() -> None:
     """Guards against tables of which nobody can tell whether a transition matrix was empty."""
     record = {"method": "recycle", "options": {"budget": 3}, "finding": {"kind": "equal"}}
