@@ -1,6 +1,7 @@
 """What a figure depends on in addition to the method: machine, versions, settings."""
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -135,6 +136,8 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     Added: `budget`, drafted nodes per round, a maximum where `follows_prices`; `shape_settings` in effect, gates of a
     warm file included; `files` that were read, by option, with SHA-256 and size; `drafter`, its kind, folder and
     fingerprint, None without one.
+    warm file included; `files` that were read, by option, with their SHA-256; `drafter`, its kind, folder, fingerprint
+    and training, None without one.
 
     Args:
         budget: drafted nodes of a method that does not name its own; None for the method's default.
@@ -159,7 +162,20 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
         folder = model.drafters.folder(spec.drafter)
         which = model.drafters.fingerprint(spec.drafter)
         options["drafter"] = {"kind": spec.drafter, "folder": folder and str(folder), "fingerprint": which}
+        options["drafter"] |= _training(folder)
     return options | found
+
+
+def _training(folder: Path | None) -> dict[str, Any]:
+    """The SHA-256 of the answers that a drafter in a folder was trained on last, and its steps, as far as it says: of
+    one that ships, or of one in the folder of its training."""
+    for place in () if folder is None else (folder, folder.parent):
+        try:
+            made = json.loads((place / "provenance.json").read_text(encoding="utf-8"))
+            return {"answers": str(made["run"]["answers"]["sha256"]), "steps": made.get("result", {}).get("steps")}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return {}
 
 
 def _sha256(file: Path) -> str:

@@ -75,6 +75,9 @@ class Measured:
         if drafter := self.options["drafter"]:
             is_own = drafter["kind"] == "draft-lm" and drafter["folder"] is None
             files.append(f"drafter {drafter['fingerprint']}" + (" (the target's first layers)" if is_own else ""))
+            if answers := drafter.get("answers"):
+                steps = f", {drafter['steps']} steps" if drafter["steps"] else ""
+                files[-1] += f" (trained on answers {answers[:8]}{steps})"
         return ", ".join(files) or "nothing"
 
 

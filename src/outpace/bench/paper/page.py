@@ -58,6 +58,15 @@ class ShownExhibit:
         """Outputs that differ from plain decoding's and that rounding does not explain."""
         return sum(cell.bugs for cell in self.comparison.cells.values())
 
+    @property
+    def same_data(self) -> str:
+        """Whether the drafters of its rows were trained on the same answers, in words; empty with less than two."""
+        drafters = [cell.options["drafter"] for cell in self.comparison.cells.values()]
+        answers = {one["fingerprint"]: one.get("answers") for one in drafters if one is not None}
+        if len(answers) < 2:
+            return ""
+        return "unknown" if None in answers.values() else "yes" if len({*answers.values()}) == 1 else "no"
+
     def table(self) -> list[dict[str, Any]]:
         """A line for each run and row: values by metric, prompts, equality, and what the row started with."""
         lines, metrics = [], [column.metric for column in self.exhibit.columns]
@@ -137,8 +146,11 @@ Intervals are wider where prompts, or groups,
 are few (Student's t), and where a claim is about the mean of runs that put the same prompts into groups of other sizes.
 Every output is compared with plain decoding's, token by token. In tables, what stands below a row's name is the method
 and its settings as this package's option <code>--method</code> takes them; "starts with" names what it had before the
-first prompt: a drafter, by its class and fingerprint, a ranked vocabulary that it drafts from, and the file of a
-warm-up, by their hashes. Unless runs forget between prompts, methods keep for later prompts of a set what they learn
+first prompt: a drafter, by its class and fingerprint, with the answers that it was last trained on, by their hash, a
+ranked vocabulary that it drafts from, and the file of a warm-up, by their hashes. Drafters and transitions that ship
+saw answers to prompts of ShareGPT and of the training splits of GSM8K and MATH, those of Qwen2.5-Coder also to prompts
+about code: GSM8K and MATH-500 are of a kind that they saw, MT-Bench and WikiText are not.
+Unless runs forget between prompts, methods keep for later prompts of a set what they learn
 from earlier ones."""
 KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", "not testable here": ""}
 
@@ -204,6 +216,8 @@ def _exhibit(one: ShownExhibit, is_one_of_several: bool, number: int) -> str:
     parts = [f"<h3>{escape(one.source.name)}</h3>"] if is_one_of_several else []
     if one.runs:
         parts.append(f"<p><b>These runs:</b> {escape(one.source.described(one.runs))}.</p>")
+    if one.same_data:
+        parts.append(f"<p><b>Drafters last trained on the same answers:</b> {one.same_data}.</p>")
     if one.svg is not None:
         own = f"{_anchor(one.exhibit)}-{number}-"  # figures share a page, where an id occurs once
         parts.append(re.sub(r'(\bid="|url\(#|href="#)', rf"\1{own}", one.svg))

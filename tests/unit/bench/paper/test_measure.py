@@ -389,6 +389,31 @@ def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther (the target's first layers)"}
 
 
+@pytest.mark.parametrize(
+    ("answers", "same"), [(("a" * 64, "a" * 64), "yes"), (("a" * 64, "b" * 64), "no"), (("a" * 64, None), "unknown")]
+)
+def test_a_report_says_whether_drafters_saw_the_same_answers(
+    suite: Callable[[], Suite], answers: tuple[str, str | None], same: str
+) -> None:
+    """Guards against a comparison of drafters under a fixed sentence about those that ship, whichever are given."""
+    own = suite()
+    shown(own, exhibit())
+    drafters: dict[str, dict[str, Any]] = {}
+    for name, sha in zip(("recycle", "lookup"), answers, strict=True):
+        drafters[name] = {"kind": "k", "folder": "f", "fingerprint": f"net of {name}"}
+        drafters[name] |= {} if sha is None else {"answers": sha, "steps": 7}
+    for file in own.folder.glob("records/*/*/records.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            line["options"]["drafter"] = drafters.get(line["method"].partition(":")[0])
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = write_report("graft", [exhibit()], [RecordFolder.read(own.folder)], own.folder)
+    assert found.same_data == same
+    started = {line["row"]: line["starts_with"] for line in found.table()}
+    assert started["TR"] == "drafter net of recycle (trained on answers aaaaaaaa, 7 steps)"
+    assert f"same answers:</b> {same}." in (own.folder / REPORT).read_text()
+
+
 def test_a_report_says_whether_compiled_kernels_ran(suite: Callable[[], Suite]) -> None:
     """Guards against times with and without compiled kernels that nobody can tell apart."""
     own = suite()
