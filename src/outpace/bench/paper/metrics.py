@@ -249,6 +249,11 @@ METRICS: dict[str, Metric] = {
     "warm_mb": Metric("file of the warm-up, MB", _ratio("warm_mb", "requests"), 2, is_exact=True),
     "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%", is_exact=True),
     "round_ms": Metric("round, ms", _ratio("own_ms", "steps"), 2, "", True),
+    "breaks_even": Metric(
+        "tokens per step at plain decoding's speed",
+        lambda own, plain: own["own_ms"] / np.maximum(own["steps"], 1e-9) / _per_token(plain, "own_ms", "decoded"),
+        fewer_is_better=True,
+    ),
     "bookkeeping": Metric(
         "merging, rebuilding, learning and verdict of a round",
         lambda own, plain: 100 * sum(own[name] for name in _BOOKKEEPING) / np.maximum(own["own_ms"], 1e-9),

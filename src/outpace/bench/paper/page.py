@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, Row
 from outpace.bench.paper.figures import draw
@@ -18,6 +20,8 @@ from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
 from outpace.bench.report import equal_share
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
+OF_SPEED = {"speedup", "end_to_end_speedup", "speedup_of_rates", "tokens_per_second", "end_to_end_rate"}
+MOST_COSTS = 3  # rows whose costs are printed with a claim
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777 }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem }
@@ -49,9 +53,33 @@ class ShownExhibit:
         """A claim's finding, which names those of its rows that something stands in for."""
         planned, due = (self.exhibit.cells_of(is_quick) for is_quick in (False, self.source.is_quick))
         found = judge(claim, self.runs, self.comparison, CHECKS, self.absent, planned=planned, due=due)
+        if found.numbers and claim.metric in OF_SPEED:
+            found = replace(found, why=" ".join(filter(None, [found.why, *self._costs(claim)])))
         if found.numbers and (names := [row for row in claim.named_rows if row in replaced]):
             return replace(found, numbers=f"{found.numbers}; {', '.join(names)}: measured by what stands in for it")
         return found
+
+    def _costs(self, claim: Claim) -> Iterator[str]:
+        """Why rows are fast or slow, of the first ones: drafting and verification in a round, and the tokens per step
+        with which it takes the time of plain decoding."""
+        names = ("draft_ms", "forward_ms", "tokens_per_step", "breaks_even")
+        plain = {PLAIN_ROW, *(row.name for row in self.rows if row.method == "plain")}
+        labels = [run.label for run in self.runs if run.label in (claim.runs or (run.label,))]
+        for row in [one for one in dict.fromkeys(claim.named_rows) if one not in plain][:MOST_COSTS]:
+            label = next((label for label in labels if self.comparison.has(label, row)), None)
+            places = [(label, row, of) for of in claim.sets or self.comparison.sets]
+            cells = [cell for place, cell in self.comparison.cells.items() if place in places]
+            all_prompts = [np.arange(len(cell.own["steps"]))[None] for cell in cells]
+            values = [
+                np.mean([cell.metric(name, one)[0] for cell, one in zip(cells, all_prompts, strict=True)])
+                for name in (names if cells else ())
+            ]
+            if values and np.isfinite(values).all():
+                draft, forward, tokens, even = values
+                yield (
+                    f"{row}{f' ({label})' if len(labels) > 1 else ''}: a round drafts for {draft:.1f} ms, verifies for "
+                    f"{forward:.1f} ms and has {tokens:.2f} tokens; plain decoding's speed takes {even:.2f}."
+                )
 
     @property
     def bugs(self) -> int:

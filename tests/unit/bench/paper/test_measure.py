@@ -102,6 +102,19 @@ def test_a_source_without_records_of_an_exhibit_has_no_verdicts_beside_anothers(
     assert sources[0].name.endswith(", folder other")
 
 
+def test_a_verdict_about_speed_has_what_rounds_cost(suite: Callable[[], Suite]) -> None:
+    """Guards against a fixed sentence as the only reason of a speed, whatever the target's passes and drafts cost."""
+    claims = [
+        {"id": f"G{number}", "text": "TR over PLD", "metric": metric, "order": ("TR", "PLD")}
+        for number, metric in enumerate(("speedup", "tokens_per_step"))
+    ]
+    (found,) = shown(suite(), exhibit(claims=claims))
+    of_speed, of_tokens = (one.why for one in found.findings)
+    assert re.search(r"TR: a round drafts for [0-9.]+ ms, verifies for [0-9.]+ ms and has [0-9.]+ tokens", of_speed)
+    assert "PLD: a round drafts" in of_speed
+    assert "a round drafts" not in of_tokens
+
+
 @pytest.mark.parametrize(("data", "is_said"), [("builtin", True), ("prompts", False)])
 def test_prompts_that_stand_for_every_set_are_named(data: str, is_said: bool, tmp_path: Path) -> None:
     """Guards against a report of GSM8K, HumanEval and others that are all the package's own prompts, and of contexts
