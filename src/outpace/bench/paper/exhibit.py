@@ -121,7 +121,8 @@ class Row(_Strict):
 
     Attributes:
         method: as `--method` takes it; {reserved} is the retrieved share of the row `after`, {warm} a file of
-            `outpace warmup` made for this target, in 5 rounds, or N for {warmN}. Empty for a row with `missing`.
+            `outpace warmup` made for this target, in 5 rounds, or N for {warmN}; {gates} are checkpoints and thresholds
+            that it calibrated on the set, {gates:SET} on another. Empty for a row with `missing`.
         stand_in: what is measured on a target that has no drafter for `method`.
         after: the row whose records decide {reserved}; it is measured first.
         runs: labels of the runs that have it; empty for all.
@@ -208,6 +209,7 @@ class Claim(_Strict):
         at_least, at_most: bounds of the metric of `rows`.
         larger_on: two groups of sets; the metric of `rows` is larger on the first.
         never_less: two rows; of rounds that begin at the same token, none of the first accepts less than the second's.
+        apart: how much the metric of `rows`, one that is counted, may differ between sets.
         of_average: it is about the mean over sets: single sets may differ.
         check: a name of `checks.CHECKS`, which is counted rather than measured.
         missing: why the claim cannot be tested here.
@@ -228,6 +230,7 @@ class Claim(_Strict):
     over: str | None = None
     larger_on: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     never_less: tuple[str, str] | None = None
+    apart: float | None = None
     of_average: bool = False
     check: str | None = None
     missing: str | None = None
@@ -240,6 +243,8 @@ class Claim(_Strict):
     def _one_comparison(self) -> "Claim":
         bound = self.at_least is not None or self.at_most is not None
         kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.never_less, self.check]
+        bound = self.at_least is not None or self.at_most is not None or self.apart is not None
+        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.check]
         given = sum(map(bool, kinds))
         if given > 1 or not (given or self.missing or self.contradiction):
             raise ValueError(

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from safetensors.numpy import load_file
+
 from outpace.api import Model
 from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
@@ -28,11 +30,12 @@ from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem, fingerprint
 from outpace.lib.checks import check_same
 from outpace.lib.errors import InvalidRequest, NoDrafter, OutpaceError
+from outpace.trees.retrieval.warm_file import GATE_NAMES
 
 MANIFEST, OF_MANIFEST = "manifest.json", {"target", "quick", "data", "names", "absent"}
 WARM_ROUNDS = 5  # of Graft's warm-up (its table 4)
 WARM_BUDGET = 15  # drafted nodes of methods that name no budget
-_WARM = re.compile(r"\{warm(\d*)\}")
+_WARM, _GATES = re.compile(r"\{warm(\d*)\}"), re.compile(r"\{gates(?::([\w/]+))?\}")
 Record = dict[str, Any]
 
 
@@ -255,19 +258,40 @@ class Suite:
             self.drafters |= train_missing(rows, self.target, self.train_on, self.folder / "drafters", self.drafters)
 
     def _with_warm_file(self, job: SetRun, method: str) -> str:
-        """A method with {warm} replaced by a warm-up file for its budget, which is made if it is missing."""
+        """A method with {warm} and {gates} replaced by a warm-up file for its budget and by the gates of one."""
+        method = self._with_gates(job, method)
         asked = _WARM.search(method)
         if asked is None:
             return method
-        rounds, budget = int(asked[1] or WARM_ROUNDS), re.search(r"budget=(\d+)", method)
-        number, drafter = int(budget[1]) if budget else WARM_BUDGET, self._drafter(job)
-        of = "" if drafter is None else f"-{_digest(drafter)}"  # gates are calibrated for one drafter
-        file = self.folder / f"warm-{rounds}-{number}{of}.safetensors"
-        if not file.exists():
-            workload = self.prompts.to_warm(rounds, self.folder / f"warm-{rounds}.jsonl")
-            own = ["--method", "graft:vocabulary=all", "--budget", str(number), "-w", workload, "--out", str(file)]
-            run_outpace("warmup", self.target, *own, *([] if drafter is None else ["--drafter", drafter]))
+        rounds = int(asked[1] or WARM_ROUNDS)
+        file = self._warm_up(job, method, f"warm-{rounds}", lambda to: self.prompts.to_warm(rounds, to))
         return _WARM.sub(str(file), method)
+
+    def _with_gates(self, job: SetRun, method: str) -> str:
+        """A method with {gates} replaced by gates calibrated on the set, or on that of {gates:SET}."""
+        asked = _GATES.search(method)
+        if asked is None:
+            return method
+        of = asked[1] or job.of
+        name = f"gates-{of.replace('/', '-')}"
+        found = load_file(self._warm_up(job, method, name, lambda to: self.prompts.to_calibrate(of, to)))
+        if not found.keys() >= {*GATE_NAMES}:
+            raise InvalidRequest(f"set {of!r}: too few rounds to calibrate gates; give --data more of its prompts")
+        depths, thresholds = ("/".join(map(str, found[one].tolist())) for one in GATE_NAMES)
+        return _GATES.sub(f"checkpoints={depths},thresholds={thresholds}", method)
+
+    def _warm_up(self, job: SetRun, method: str, name: str, workload: Callable[[Path], str]) -> Path:
+        """The file of a warm-up for a method's budget, which is made if it is missing. `workload`: writes its prompts
+        to a file, and gives the workload."""
+        budget, drafter = re.search(r"budget=(\d+)", method), self._drafter(job)
+        number = int(budget[1]) if budget else WARM_BUDGET
+        of = "" if drafter is None else f"-{_digest(drafter)}"  # gates are calibrated for one drafter
+        file = self.folder / f"{name}-{number}{of}.safetensors"
+        if not file.exists():
+            prompts = workload(self.folder / f"{name}.jsonl")
+            own = ["--method", "graft:vocabulary=all", "--budget", str(number), "-w", prompts, "--out", str(file)]
+            run_outpace("warmup", self.target, *own, *([] if drafter is None else ["--drafter", drafter]))
+        return file
 
     def _reserved(self, job: SetRun, methods: Iterable[str]) -> dict[str, str]:
         """Methods with {reserved} replaced by the retrieved share of drafted nodes in the row that each comes

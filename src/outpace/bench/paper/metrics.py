@@ -25,6 +25,7 @@ Sums = Mapping[str, Numbers]
 
 OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", *PHASES, *DRAFT_MS)
 _BOOKKEEPING = ("merge_ms", "rebuild_ms", "verify_ms", "observe_ms")  # of Graft's table 14
+GATES = 3  # of Graft
 _OF_GROUPS = ("decoded", "decode_ms", "new_tokens", "end_to_end_ms")
 
 
@@ -148,6 +149,7 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
         cells |= {"warm_mb": sum(_warm_mb(record["options"]) for record in own)}
         cells |= {"levels": sum(_levels(record.get("options", {})) for record in own)}
+        cells |= _thresholds(own)
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
         cells |= {"ttft_ms": sum(record["ttft_ms"] for record in own)}
         times = [record["tpot_ms"] for record in own if record.get("tpot_ms") is not None]
@@ -171,6 +173,13 @@ def _levels(options: Mapping[str, Any]) -> float:
     if "base_depth" in settings:
         return float(settings["base_depth"] + 2)
     return float(settings["depth"] + 1 if "depth" in settings else options.get("budget") or math.nan)
+
+
+def _thresholds(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of gates, by their number from the root on."""
+    settings = [record.get("options", {}).get("shape_settings") or {} for record in records]
+    found = [[*one.get("thresholds", ()), *[math.nan] * GATES][:GATES] for one in settings]
+    return {f"gate_{number}": sum(column) for number, column in enumerate(zip(*found), 1)}
 
 
 @dataclass(frozen=True)
@@ -247,6 +256,10 @@ METRICS: dict[str, Metric] = {
     ),
     "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True, True),
     "warm_mb": Metric("file of the warm-up, MB", _ratio("warm_mb", "requests"), 2, is_exact=True),
+    **{
+        f"gate_{number}": Metric(f"threshold of gate {number}", _ratio(f"gate_{number}", "requests"), is_exact=True)
+        for number in range(1, GATES + 1)
+    },
     "equal": Metric("equal to plain", _ratio("equal", "requests", 100), 0, "%", is_exact=True),
     "round_ms": Metric("round, ms", _ratio("own_ms", "steps"), 2, "", True),
     "breaks_even": Metric(

@@ -9,6 +9,7 @@ from outpace.data.workload import BUILT_IN, WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest
 
 WARM_SET = "sharegpt"  # Graft's warm-up takes its prompts from this set
+TO_CALIBRATE = 25  # prompts of a set on which its gates are calibrated: more than 100 rounds
 
 
 class PromptSets:
@@ -50,6 +51,13 @@ class PromptSets:
                     raise InvalidRequest(f"set {name!r}: {file} has no prompts of this category")
                 return kept
         raise InvalidRequest(f"set {name!r}: {self.data} has no {stem}_dev.jsonl")
+
+    def to_calibrate(self, name: str, file: Path) -> str:
+        """The workload that calibrates gates on a set: its last prompts, after those that are measured where it has as
+        many. `file`: where to write them."""
+        items = self._all(name)[-TO_CALIBRATE:]
+        file.write_text("".join(f"{json.dumps(asdict(item))}\n" for item in items), encoding="utf-8")
+        return f"{file}:{len(items)}"
 
     def to_warm(self, rounds: int, file: Path) -> str:
         """The workload of a warm-up: training prompts, which are not measured. If there are none, this package's

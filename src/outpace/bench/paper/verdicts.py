@@ -299,6 +299,8 @@ class _Sides:
         of_row = self._bound if claim.larger_on is None else self._groups
         rounds = [] if claim.never_less is None else [self._rounds(*claim.never_less)]
         return [*pairs, *trends, *rounds, *(of_row(row) for row in claim.rows)]
+        of_row = of_row if claim.apart is None else self._spread
+        return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
 
     def _add(self, side: _Side, gap: Numbers, label: str, of: str, units: Sequence[Units]) -> None:
         """Add the quantity that must be positive for a run and set."""
@@ -398,6 +400,19 @@ class _Sides:
                     self._add(side, np.array([-float(fewer)]), label, of, self._units(label, first, of))
         side.shown = np.array([float(below)])
         side.name = f"{first} accepts less than {second} in, of {of_all} rounds that begin at the same token:"
+
+    def _spread(self, row: str) -> _Side:
+        """How far apart a counted metric is on the sets."""
+        apart = self.claim.apart or 0.0
+        side = _Side(f"{row}, largest difference between sets:", self._form, f"at most {self._form(apart)}", (apart,))
+        side.is_bound = side.is_exact = True
+        for label in self.labels:
+            values = {of: float(numbers[0]) for of, (numbers, _) in self._paired(label, row, row).items()}
+            if len(values) > 1:
+                found = max(values.values()) - min(values.values())
+                side.shown = np.maximum(side.shown, found)
+                units = [one for of in values for one in self._units(label, row, of)]
+                self._add(side, np.array([apart + 1e-9 - found]), label, "these sets", units)
         return side
 
     def _groups(self, row: str) -> _Side:

@@ -9,7 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import outpace
 from outpace.api import Model
@@ -211,6 +213,32 @@ def test_a_warm_up_is_of_the_rows_drafter(suite: Callable[[], Suite], monkeypatc
     assert len(set(names)) == 3
     assert [arguments[-2:] for arguments in asked[1:]] == [("--drafter", "a"), ("--drafter", "b")]
     assert "--drafter" not in asked[0]
+
+
+def test_gates_are_those_of_the_set_or_of_the_named_one(
+    suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against one set's thresholds in the place of another's, which Graft's table 12 compares, a warm-up for
+    each start, and gates that a warm-up of few rounds does not have."""
+    asked: list[str] = []
+
+    def warm_up(*arguments: str) -> None:
+        asked.append(Path(arguments[arguments.index("-w") + 1].rpartition(":")[0]).read_text())
+        depths, thresholds = np.array([1, 2, 6], np.int32), np.array([0.15, 0.1, len(asked) / 10])
+        made = {"gate_checkpoints": depths, "gate_thresholds": thresholds} if len(asked) < 3 else {"tokens": depths}
+        save_file(made, arguments[arguments.index("--out") + 1])
+
+    monkeypatch.setattr(measure, "run_outpace", warm_up)
+    own = suite()
+    letters, digits = jobs_of([exhibit()], False)
+    methods = [f"graft:budget=9,{asked_for}" for asked_for in ("{gates}", "{gates:digits/odd}", "{gates}")]
+    ready = [own._with_warm_file(letters, method) for method in methods]
+    wanted = [f"graft:budget=9,checkpoints=1/2/6,thresholds=0.15/0.1/{last}" for last in ("0.1", "0.2", "0.1")]
+    assert ready == wanted
+    assert own._with_warm_file(digits, "graft:budget=9,{gates}") == wanted[1]
+    assert [("abcab" in text, "1212" in text) for text in asked] == [(True, False), (False, True)]
+    with pytest.raises(InvalidRequest, match="set 'letters': too few rounds to calibrate gates"):
+        own._with_warm_file(letters, "graft:budget=5,{gates}")
 
 
 def test_a_row_that_needs_what_is_missing_is_listed_with_the_reason(suite: Callable[[], Suite]) -> None:

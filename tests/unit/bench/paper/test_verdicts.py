@@ -99,6 +99,19 @@ def test_a_comparison_in_several_runs_prints_each(claim: dict[str, Any], runs: s
     assert verdict(claim, **rows).numbers.partition("claimed ")[2].partition(", not on")[0].endswith(runs)
 
 
+@pytest.mark.parametrize(("apart", "wanted"), [(0.05, "holds"), (0.03, "does not hold")])
+def test_thresholds_of_sets_are_compared(apart: float, wanted: str) -> None:
+    """Guards against thresholds that nothing compares, and a difference as large as the bound that is beyond it."""
+    cells = {
+        ("cold", "row", of): replace(cell(FAST), own={**cell(FAST).own, "gate_1": np.full(5, gate)})
+        for of, gate in (("a", 0.10), ("b", 0.15))
+    }
+    claim = Claim(id="X", text="x", metric="gate_1", rows=("row",), apart=apart)
+    found = judge(claim, RUNS, CellComparison(cells), {}, {})
+    assert found.verdict == wanted
+    assert found.numbers.startswith("row, largest difference between sets: 0.05")
+
+
 def test_a_count_is_told_from_its_bound() -> None:
     """Guards against 99.6 % of equal outputs that are printed as 100 %, and do not hold."""
     assert verdict({"metric": "equal", "rows": ("fast",), "at_least": 99.6}, **ROWS).numbers.startswith("fast: 100.0%")
