@@ -134,10 +134,8 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     method is built once more, so that a record has what a build reads, and nothing is decided twice.
 
     Added: `budget`, drafted nodes per round, a maximum where `follows_prices`; `shape_settings` in effect, gates of a
-    warm file included; `files` that were read, by option, with SHA-256 and size; `drafter`, its kind, folder and
-    fingerprint, None without one.
-    warm file included; `files` that were read, by option, with their SHA-256; `drafter`, its kind, folder, fingerprint
-    and training, None without one.
+    warm file included; `files` that were read, by option, with SHA-256 and size; `drafter`, its kind, folder,
+    fingerprint and training, None without one.
 
     Args:
         budget: drafted nodes of a method that does not name its own; None for the method's default.

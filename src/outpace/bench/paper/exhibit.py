@@ -241,10 +241,8 @@ class Claim(_Strict):
 
     @model_validator(mode="after")
     def _one_comparison(self) -> "Claim":
-        bound = self.at_least is not None or self.at_most is not None
-        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.never_less, self.check]
         bound = self.at_least is not None or self.at_most is not None or self.apart is not None
-        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.check]
+        kinds = [self.order, self.falls, self.rises, bound, self.larger_on, self.never_less, self.check]
         given = sum(map(bool, kinds))
         if given > 1 or not (given or self.missing or self.contradiction):
             raise ValueError(
