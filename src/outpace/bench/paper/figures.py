@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from outpace.bench.paper.cells import CellComparison
 from outpace.bench.paper.exhibit import Exhibit, ExhibitRun, Panel, Row
 from outpace.bench.paper.metrics import METRICS
-from outpace.bench.paper.verdicts import CellComparison
 
 _WIDE = 6.4  # inches
 

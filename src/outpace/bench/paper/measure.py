@@ -18,11 +18,11 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from outpace.api import Model
+from outpace.bench.paper.cells import Cells
 from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
-from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import RECORDS, SETTINGS, RunFolder, object_of, text_of
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
 from outpace.core.params import SamplingParams

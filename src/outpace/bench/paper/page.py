@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from outpace.bench.paper.cells import CellComparison
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, Row
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.intervals import FEWEST
 from outpace.bench.paper.metrics import METRICS
 from outpace.bench.paper.sources import INSTEAD, RecordSource
-from outpace.bench.paper.verdicts import CellComparison, ClaimFinding, judge
+from outpace.bench.paper.verdicts import ClaimFinding, judge
 from outpace.bench.report import equal_share
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"

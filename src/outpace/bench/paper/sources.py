@@ -11,10 +11,10 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from outpace.bench.paper.cells import Cells
 from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.measure import SetRun, cells_of, read_manifest
 from outpace.bench.paper.metrics import OF_RECORDS, Measured, measured
-from outpace.bench.paper.verdicts import Cells
 from outpace.bench.records import DRAFT_MS, PHASES, RECORDS, SETTINGS, object_of, text_of
 from outpace.bench.runner import PLAIN
 from outpace.data.workload import BUILT_IN, read_workload

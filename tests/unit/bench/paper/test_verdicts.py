@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from outpace.bench.paper import verdicts
+from outpace.bench.paper.cells import CellComparison, draws
 from outpace.bench.paper.exhibit import Claim, ExhibitRun
 from outpace.bench.paper.intervals import interval
 from outpace.bench.paper.metrics import Measured, measured
-from outpace.bench.paper.verdicts import TOO_FEW, CellComparison, ClaimFinding, draws, judge
+from outpace.bench.paper.verdicts import TOO_FEW, ClaimFinding, judge
 from outpace.lib.errors import InvalidRequest
 
 RUNS = [ExhibitRun(label=label, sets=("a", "b")) for label in ("cold", "warm", "hot")]
