@@ -214,10 +214,9 @@ class _Sides:
         pairs = [self._pair(first, second) for first, second in zip(claim.order, claim.order[1:])]
         trends = [self._trend(row) for row in (*claim.falls, *claim.rises)]
         of_row = self._bound if claim.larger_on is None else self._groups
+        of_row = of_row if claim.apart is None else self._spread
         rounds = [] if claim.never_less is None else [self._rounds(*claim.never_less)]
         return [*pairs, *trends, *rounds, *(of_row(row) for row in claim.rows)]
-        of_row = of_row if claim.apart is None else self._spread
-        return [*pairs, *trends, *(of_row(row) for row in claim.rows)]
 
     def _add(self, side: _Side, gap: Numbers, label: str, of: str, units: Sequence[Units]) -> None:
         """Add the quantity that must be positive for a run and set."""
@@ -317,6 +316,7 @@ class _Sides:
                     self._add(side, np.array([-float(fewer)]), label, of, self._units(label, first, of))
         side.shown = np.array([float(below)])
         side.name = f"{first} accepts less than {second} in, of {of_all} rounds that begin at the same token:"
+        return side
 
     def _spread(self, row: str) -> _Side:
         """How far apart a counted metric is on the sets."""
