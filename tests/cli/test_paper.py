@@ -40,8 +40,8 @@ def test_verdicts_printed_are_this_runs(tmp_path: Path) -> None:
 
 
 def test_a_list_says_what_is_measured_and_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against an empty folder that a list leaves behind, records that it does not see, and "0 min" for a figure
-    whose drafters nobody has trained."""
+    """Guards against an empty folder that a list leaves behind, records that it does not see, "0 min" for a figure
+    whose drafters nobody has trained, and a table of checkpoints that is called a diagram."""
     answer = SimpleNamespace(metrics=SimpleNamespace(tpot_ms=10.0))
     model = SimpleNamespace(generate=lambda *given, **options: answer)
     monkeypatch.setattr(import_module("outpace.cli.paper"), "load_for", lambda *given: model)
@@ -50,6 +50,8 @@ def test_a_list_says_what_is_measured_and_makes_no_folder(tmp_path: Path, monkey
     assert " 0 of " in listed.output, listed.exception
     assert "figure 4 also needs --drafter ttt=PATH, tf=PATH, tf-curr=PATH, dflash-as-long=PATH" in listed.output
     assert "ttt=PATH" not in run(*options, "--drafter", "ttt=a").output
+    kinds = run("paper", "graft", "--table", "8", "--figure", "3", "--list", "--out", str(tmp_path / "own")).output
+    assert (kinds.count("provenance"), kinds.count("diagram")) == (1, 1)
     assert not (tmp_path / "own").exists()
     about = {"target": "smollm2-135m", "quick": False, "data": "builtin", "names": {}, "absent": {}}
     (tmp_path / "own").mkdir()

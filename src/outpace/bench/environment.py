@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from outpace.api import Model
+from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.kernels.build import build, loaded_kernels
 from outpace.methods.catalog import build_proposer
+from outpace.models.loading.shipped import size_of
 
 
 def environment(
@@ -135,7 +137,7 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
 
     Added: `budget`, drafted nodes per round, a maximum where `follows_prices`; `shape_settings` in effect, gates of a
     warm file included; `files` that were read, by option, with SHA-256 and size; `drafter`, its kind, folder,
-    fingerprint and training, None without one.
+    fingerprint, training and size, None without one.
 
     Args:
         budget: drafted nodes of a method that does not name its own; None for the method's default.
@@ -160,7 +162,7 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
         folder = model.drafters.folder(spec.drafter)
         which = model.drafters.fingerprint(spec.drafter)
         options["drafter"] = {"kind": spec.drafter, "folder": folder and str(folder), "fingerprint": which}
-        options["drafter"] |= _training(folder)
+        options["drafter"] |= _training(folder) | _size(model, spec.drafter)
     return options | found
 
 
@@ -174,6 +176,14 @@ def _training(folder: Path | None) -> dict[str, Any]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return {}
+
+
+def _size(model: Model, kind: str) -> dict[str, Any]:
+    """A drafter's layers, and the parameters in its files: the target's first layers have none."""
+    net: Any = model.drafters.language_model() if kind == LANGUAGE_MODEL else model.drafters.net(kind)
+    layers = getattr(net.config, "num_hidden_layers", getattr(net.config, "layers", None))
+    folder = model.drafters.folder(kind)
+    return {"layers": layers, "parameters": folder and size_of(folder).parameters}
 
 
 def _sha256(file: Path) -> str:

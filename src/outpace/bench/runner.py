@@ -100,7 +100,10 @@ class BenchRun:
         self._groups = in_groups(plan.items, plan.batch_size)
         target = model.target
         self._shared = environment(target.device, target.dtype, target.quantize, target.kv_cache_dtype)
-        self._shared["model"] = model.name
+        config = target.config
+        size = {"layers": config.num_hidden_layers, "width": config.hidden_size}
+        size |= {"feed_forward": getattr(config, "intermediate_size", None), "vocabulary": config.vocab_size}
+        self._shared |= {"model": model.name, "target_size": size}
         exactness = {"kind": model.exactness.kind, "reason": model.exactness.reason}  # its time is no setting
         self._shared |= {"batch_size": plan.batch_size, "concurrency": plan.in_flight, "exactness": exactness}
 

@@ -187,7 +187,7 @@ def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
     for exhibit in exhibits:
         minutes = suite.minutes([exhibit], answer.metrics.tpot_ms)
         sets = dict.fromkeys(of for run in exhibit.runs_of(suite.is_quick) for of in run.sets)
-        takes = "diagram" if exhibit.kind == "diagram" else f"{minutes:.0f} min"
+        takes = f"{minutes:.0f} min" if exhibit.kind == "measured" else exhibit.kind
         claims = ", ".join(claim.id for claim in exhibit.claims)
         cells, _ = cells_of(exhibit, suite.folder, suite.is_quick, suite.names, suite.absent, suite.losses)
         planned = exhibit.cells_of(suite.is_quick)

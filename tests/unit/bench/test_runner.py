@@ -278,3 +278,7 @@ def test_records_have_the_options_that_were_in_effect(
     assert (found["plain"]["drafter"], eagle["drafter"]["kind"]) == (None, "eagle3")
     assert eagle["drafter"] == graft["drafter"] == union["drafter"]
     assert len(eagle["drafter"]["fingerprint"]) > 8
+    assert eagle["drafter"]["layers"] == 1
+    assert eagle["drafter"]["parameters"] > 1000
+    sizes = model.target.config.num_hidden_layers, model.target.config.vocab_size
+    assert all((one["target_size"]["layers"], one["target_size"]["vocabulary"]) == sizes for one in records)

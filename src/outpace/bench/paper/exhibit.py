@@ -309,7 +309,7 @@ class Exhibit(_Strict):
         name: as in the paper: "table 1", "figure 2".
         shows: the paper's rows, columns, models and protocol.
         here: what differs from the paper in all runs; prompts and lengths of a run are printed from `runs`.
-        kind: diagrams are checked by tests, which `tests` names.
+        kind: diagrams are checked by tests, which `tests` names; provenance lists the models that records name.
         columns: the paper's metrics.
         training: settings of all its trainings.
     """
@@ -319,7 +319,7 @@ class Exhibit(_Strict):
     title: str
     shows: str
     here: str = ""
-    kind: Literal["measured", "diagram"] = "measured"
+    kind: Literal["measured", "diagram", "provenance"] = "measured"
     rows: tuple[Row, ...] = ()
     sweep: Sweep | None = None
     runs: tuple[ExhibitRun, ...] = ()

@@ -186,7 +186,10 @@ KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", 
 
 def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordSource]) -> str:
     # Of several sources, one without records of an exhibit has no verdicts about it to show beside another's.
-    shown = [[one for one in of_exhibit if one.comparison.cells] or of_exhibit[:1] for of_exhibit in shown]
+    shown = [
+        [one for one in of_exhibit if one.comparison.cells or one.exhibit.kind == "provenance"] or of_exhibit[:1]
+        for of_exhibit in shown
+    ]
     are_several = len(sources) > 1
     title = f"{PAPERS[paper]}: tables, figures and claims, measured again"
     links = (f"<a href='#{_anchor(first.exhibit)}'>{escape(first.exhibit.name)}</a>" for first, *_ in shown)
@@ -252,7 +255,17 @@ def _exhibit(one: ShownExhibit, is_one_of_several: bool, number: int) -> str:
         parts.append(re.sub(r'(\bid="|url\(#|href="#)', rf"\1{own}", one.svg))
     if one.rows and one.exhibit.columns:
         parts += _ExhibitTables(one).printed()
+    if one.exhibit.kind == "provenance":
+        parts += (
+            _table([name.replace("_", " ") for name in lines[0]], list(map(_cells, lines)))
+            for lines in one.source.models
+            if lines
+        )
     return "".join(parts)
+
+
+def _cells(line: dict[str, Any]) -> str:
+    return "".join(f"<td>{'' if value is None else escape(str(value))}</td>" for value in line.values())
 
 
 class _ExhibitTables:

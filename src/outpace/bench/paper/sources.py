@@ -77,6 +77,32 @@ class RecordFolder:
             )
         return texts
 
+    @cached_property
+    def models(self) -> list[list[dict[str, Any]]]:
+        """Lines about the target, then about the drafters of all records, as far as these say; None for the rest."""
+        found: dict[str, dict[str, Any]] = {}
+        for file in sorted(self.folder.glob(f"records/*/*/{RECORDS}")):
+            given = object_of(file, text_of(file.with_name(SETTINGS)) or "{}").get("drafter")
+            for line in text_of(file).split("\n")[:-1]:
+                if drafter := object_of(file, line)["options"].get("drafter"):
+                    which = drafter["fingerprint"]
+                    shipped = "ships with the package" if drafter["folder"] else "the target's first layers"
+                    found[which] = found.get(which, {}) | drafter | {"from": given or shipped}
+        drafters = [
+            {
+                "drafter": one["kind"],
+                "from": one["from"].replace(f"{self.folder}/", ""),
+                "fingerprint": which,
+                "layers": one.get("layers"),
+                "parameters": f"{count / 1e6:.1f} million" if (count := one.get("parameters")) else None,
+                "last trained on answers": (one.get("answers") or "")[:8],
+                "steps": one.get("steps"),
+            }
+            for which, one in found.items()
+        ]
+        size: dict[str, Any] = next((one["target_size"] for one in self._settings if "target_size" in one), {})
+        return [[{"target": Path(self.manifest["target"]).name} | size], drafters]
+
     def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
         """An exhibit's cells, and why rows have none."""
         manifest = self.manifest
@@ -182,6 +208,10 @@ class ServedRows:
                         cells[run.label, row.name, of] = _compared(row.name, own, plain)
         measured_rows = {row for _, row, _ in cells}
         return cells, {row.name: "no records" for row in exhibit.rows if row.name not in measured_rows}
+
+    @property
+    def models(self) -> list[list[dict[str, Any]]]:
+        return [[{"target": self.name}]]
 
     def described(self, runs: Sequence[ExhibitRun]) -> str:
         counts = Counter((record["dataset"], record["concurrency"]) for record in self.records[PLAIN_ROW])

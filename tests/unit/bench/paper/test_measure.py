@@ -455,6 +455,29 @@ def test_a_report_says_whether_drafters_saw_the_same_answers(
     assert f"same answers:</b> {same}." in (own.folder / REPORT).read_text()
 
 
+def test_tables_of_checkpoints_name_what_was_used_here(suite: Callable[[], Suite], model: Model) -> None:
+    """Guards against the paper's checkpoints without those of this report, and a traceback for records of a version
+    that did not say how large models are."""
+    own = suite()
+    shown(own, exhibit())
+    table = exhibit("table 8", kind="provenance", rows=[], runs=[], claims=[], columns=[])
+    made: dict[str, dict[str, Any]] = {"recycle": {"kind": "eagle3", "folder": "f", "fingerprint": "Net-1"}}
+    made["recycle"] |= {"answers": "a" * 64, "steps": 7, "layers": 1, "parameters": 3_000_000}
+    made["lookup"] = {"kind": "draft-lm", "folder": None, "fingerprint": "Net-2"}
+    for file in own.folder.glob("records/*/*/records.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            line["options"]["drafter"] = made.get(line["method"].partition(":")[0])
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = RecordFolder.read(own.folder)
+    (target,), (eagle, first_layers) = source.models
+    assert (target["target"], target["width"]) == ("tiny", model.target.config.hidden_size)
+    assert list(eagle.values()) == ["eagle3", "ships with the package", "Net-1", 1, "3.0 million", "aaaaaaaa", 7]
+    assert list(first_layers.values()) == ["draft-lm", "the target's first layers", "Net-2", None, None, "", None]
+    write_report("graft", [table], [source, source], own.folder)
+    assert (own.folder / REPORT).read_text().count("<td>3.0 million</td>") == 2, "of each source"
+
+
 def test_a_report_says_whether_compiled_kernels_ran(suite: Callable[[], Suite]) -> None:
     """Guards against times with and without compiled kernels that nobody can tell apart."""
     own = suite()
