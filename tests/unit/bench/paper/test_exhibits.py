@@ -58,6 +58,16 @@ def test_exhibits_name_methods_tests_and_checks_that_exist(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
+def test_rows_that_start_with_shipped_transitions_say_so(paper: str) -> None:
+    """Guards against rows that start with counts of thousands of answers beside others that start with nothing, unsaid:
+    what `outpace` does by default."""
+    for row in (row for exhibit in read_exhibits(paper) for row in exhibit.rows):
+        is_default = row.method.partition(":")[0] == "outpace" and "warm=" not in row.method
+        if is_default or "warm=shipped" in row.method:
+            assert "shipped transitions" in row.name, row.name
+
+
+@pytest.mark.parametrize("paper", PAPERS)
 def test_claims_that_the_papers_own_numbers_contradict_are_marked(paper: str) -> None:
     """Guards against a claim about every set that the paper's own table does not bear out, unnoticed."""
     for exhibit in read_exhibits(paper):
