@@ -276,5 +276,6 @@ METRICS: dict[str, Metric] = {
     ),
     "base_loss": Metric("loss of the backbone", _ratio("base_loss", "steps"), 3, fewer_is_better=True),
     "forward_share": Metric("verification of a round", _ratio("forward_ms", "own_ms", 100), 1, "%", True),
+    "head_share": Metric("causal head of a round", _ratio("head_ms", "own_ms", 100), 1, "%", True),
     "commit_share": Metric("commit of a round", _ratio("commit_ms", "own_ms", 100), 1, "%", True),
 }
