@@ -21,6 +21,7 @@ from outpace.api import Model
 from outpace.bench.paper.cells import Cells
 from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
+from outpace.bench.paper.peaks import measure_peak, read_peaks
 from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.records import RECORDS, SETTINGS, RunFolder, object_of, text_of
@@ -176,6 +177,8 @@ class Suite:
                 model = self.load(*wanted)
             self._measure_job(model, job, advanced)
             self._write_manifest()
+        model = None  # freed, as each peak is that of a process with a model of its own
+        self._measure_peaks(exhibits)
         self._write_manifest()
 
     def total(self, exhibits: Sequence[Exhibit]) -> int:
@@ -194,6 +197,15 @@ class Suite:
             if job.drafter is None or job.drafter in self.drafters
         )
         return tokens * plain_ms / 60e3
+
+    def _measure_peaks(self, exhibits: Sequence[Exhibit]) -> None:
+        """Measure peak memory on the first prompt, of measured rows of exhibits that show it."""
+        shown = [one for one in exhibits if any(column.metric == "peak_mb" for column in one.columns)]
+        for job in jobs_of(shown, self.is_quick):
+            folder, first = self.folder / "records" / job.key, self.prompts.of(job.of, job.run)[0]
+            for asked in (f"{job.key} {method}" for method in job.rows):
+                if asked in self.names and asked not in self.absent:
+                    measure_peak(folder, self.names[asked], self.target, self._drafter(job), job.run, first)
 
     def _look_around(self) -> None:
         """Note how busy the machine is, about once a minute."""
@@ -369,9 +381,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
-    """Lists of a job's records; those of a list share one run of plain decoding."""
+    """Lists of a job's records, with peaks of memory; those of a list share one run of plain decoding."""
+    peaks = read_peaks(folder / "records" / key)
     for file in sorted((folder / "records" / key).glob(f"*/{RECORDS}")):
-        yield [object_of(file, line) for line in text_of(file).split("\n")[:-1]]
+        records = [object_of(file, line) for line in text_of(file).split("\n")[:-1]]
+        yield [record | {"peak_mb": peaks.get(record["method"]) or math.nan} for record in records]
 
 
 def _methods(records: Sequence[Record], prompts: int) -> set[str]:

@@ -23,7 +23,7 @@ Numbers = NDArray[np.float64]
 Sums = Mapping[str, Numbers]
 """Sums of fields over prompts, one for each time that prompts were drawn."""
 
-OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", *PHASES, *DRAFT_MS)
+OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", "peak_mb", *PHASES, *DRAFT_MS)
 _BOOKKEEPING = ("merge_ms", "rebuild_ms", "verify_ms", "observe_ms")  # of Graft's table 14
 GATES = 3  # of Graft
 _OF_GROUPS = ("decoded", "decode_ms", "new_tokens", "end_to_end_ms")
@@ -255,6 +255,7 @@ METRICS: dict[str, Metric] = {
         fewer_is_better=True,
     ),
     "memory_mb": Metric("memory, MiB", _ratio("memory_mb", "requests"), 0, "", True, True),
+    "peak_mb": Metric("peak memory, MiB", _ratio("peak_mb", "requests"), 0, "", True, True),
     "warm_mb": Metric("file of the warm-up, MB", _ratio("warm_mb", "requests"), 2, is_exact=True),
     **{
         f"gate_{number}": Metric(f"threshold of gate {number}", _ratio(f"gate_{number}", "requests"), is_exact=True)

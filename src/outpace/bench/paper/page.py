@@ -353,10 +353,12 @@ class _ExhibitTables:
 
 
 def _estimate(metric: str, value: dict[str, Any] | None) -> str:
-    """A value with its interval and its standard deviation over prompts, or over groups of them."""
+    """A value with its interval and its standard deviation over prompts, or over groups of them, unless it is exact."""
     if value is None:
         return "-"
     text, digits = METRICS[metric].printed(value["value"]), METRICS[metric].digits
+    if METRICS[metric].is_exact:
+        return text
     interval = "" if value["low"] is None else f"{value['low']:.{digits}f} to {value['high']:.{digits}f}; "
     spread = "" if value["deviation"] is None else f"sd {value['deviation']:.{digits}f}"
     return f"{text} <span class='dim'>({interval}{spread})</span>" if interval or spread else text

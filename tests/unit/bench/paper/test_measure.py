@@ -2,10 +2,13 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from html import escape
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,14 @@ from safetensors.numpy import save_file
 
 import outpace
 from outpace.api import Model
-from outpace.bench.paper import measure
-from outpace.bench.paper.exhibit import Exhibit, Row
+from outpace.bench.paper import measure, peaks
+from outpace.bench.paper.exhibit import Exhibit, ExhibitRun, Row
 from outpace.bench.paper.measure import MANIFEST, SetRun, Suite, jobs_of
 from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
 from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.sources import RecordFolder
 from outpace.cli.warmup import ROUNDS
-from outpace.data.workload import read_workload
+from outpace.data.workload import WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
 
@@ -277,6 +280,60 @@ def test_a_row_without_a_drafter_is_measured_by_what_stands_in_for_it(suite: Cal
     assert lines["Medusa"]["method"].startswith("recycle:budget=3, in place of medusa:budget=7")
     assert lines["PLD"]["method"] == ROWS[1]["method"]
     assert "lost.safetensors" in lines["TR"]["why_not"]
+
+
+def test_peaks_are_measured_once_where_an_exhibit_shows_them(
+    suite: Callable[[], Suite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against processes for exhibits without peaks, and anew at every start; a drafter in the memory of plain
+    decoding; and a verdict where the system does not tell."""
+    asked: list[tuple[Any, ...]] = []
+
+    def peak(method: str, *decoding: Any) -> float | None:
+        asked.append((method.partition(":")[0], *decoding))
+        return {"plain": 200.0, "linear": 210.0}.get(asked[-1][0])
+
+    monkeypatch.setattr(peaks, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(peaks, "peak_mb", peak)
+    rows = [{"name": "AR", "method": "plain"}, {"name": "Linear", "method": "linear:budget=2"}, ROWS[1]]
+    claims = [
+        {"id": f"Y{n}", "text": "x", "metric": "peak_mb", "rows": (row,), "over": "AR", "at_most": 1.04}
+        for n, row in enumerate(("Linear", "PLD"))
+    ]
+    given: dict[str, Any] = {"rows": rows, "claims": claims}
+    columns = [{"metric": one, "title": one} for one in ("peak_mb", "memory_mb")]
+    own = suite()
+    own.drafters = {"": "mine"}
+    shown(own, exhibit("table 2", **given))
+    assert not asked
+    (found,) = shown(own, exhibit(columns=columns, **given))
+    lines = {line["row"]: line["values"] for line in found.table()}
+    assert (lines["AR"]["peak_mb"]["value"], lines["Linear"]["peak_mb"]["value"]) == (200.0, 210.0)
+    assert (lines["PLD"]["peak_mb"], lines["PLD"]["memory_mb"]["prompts"]) == (None, 6)
+    assert [one.verdict for one in found.findings] == ["does not hold", "not testable here"]
+    assert "Linear / AR: 1.05, claimed at most 1.04" in found.findings[0].numbers
+    assert "<td class='number'>210</td>" in (own.folder / REPORT).read_text(), "no interval of one measurement"
+    drafters = {"plain": None, "linear": "mine", "lookup": None}
+    assert [one[2] for one in asked] == [*drafters.values()] * 2, "on both sets"
+    assert [(one[0], one[3].decoded, one[4].turns[0]) for one in asked[:3]] == [
+        (method, RUN["tokens"], "abcab" * 2) for method in drafters
+    ]
+    again = suite()
+    again.resume()
+    shown(again, exhibit(columns=columns, **given))
+    assert len(asked) == 6
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux measures a peak from a given time on")
+def test_a_peak_is_that_of_a_process_of_its_own(folder: str) -> None:
+    """Guards against the peak of the process that starts another, which Linux hands down to it (ru_maxrss)."""
+    ballast = np.ones(2**27)  # 1 GiB
+    run, item = ExhibitRun(tokens=4), WorkItem("0", "letters", ("abcab",), raw=True)
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        peak = processes.submit(peaks.peak_mb, "recycle:budget=6", folder, None, run, item).result()
+    assert peak is not None
+    assert 0 < peak < ballast.nbytes / 2**20
 
 
 @pytest.mark.thorough
