@@ -178,14 +178,15 @@ def _others_use() -> float:
 def _list(suite: "Suite", exhibits: "list[Exhibit]") -> None:
     """A line for each exhibit; of what is measured, the number of cells: a row on a set in a run. Below, the drafters
     that are missing; minutes are without their rows."""
+    from outpace.bench.paper.estimates import paces_of
     from outpace.bench.paper.measure import cells_of
     from outpace.bench.sheet import Column, Sheet
 
     model = suite.load(1, None)
     answer = model.generate("Count to thirty.", method="plain", max_new_tokens=32, ignore_eos=True)
-    lines = []
+    lines, paces = [], paces_of(suite.folder, suite.names)
     for exhibit in exhibits:
-        minutes = suite.minutes([exhibit], answer.metrics.tpot_ms)
+        minutes = suite.minutes([exhibit], answer.metrics.tpot_ms, paces)
         sets = dict.fromkeys(of for run in exhibit.runs_of(suite.is_quick) for of in run.sets)
         takes = f"{minutes:.0f} min" if exhibit.kind == "measured" else exhibit.kind
         claims = ", ".join(claim.id for claim in exhibit.claims)

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from outpace.api import Model
 from outpace.bench.paper.cells import Cells
+from outpace.bench.paper.estimates import pace
 from outpace.bench.paper.exhibit import PLAIN_ROW, TRAINING, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.metrics import Measured, measured
 from outpace.bench.paper.peaks import measure_peak, read_peaks
@@ -185,18 +186,14 @@ class Suite:
         """How many tokens `measure` advances by."""
         return sum(job.tokens * len(self.prompts.of(job.of, job.run)) for job in jobs_of(exhibits, self.is_quick))
 
-    def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float) -> float:
-        """Estimated minutes to measure only these exhibits, if all rows were as fast as plain decoding.
-
-        Args:
-            plain_ms: milliseconds per token.
-        """
-        tokens = sum(
-            (job.run.prompts + job.run.warm) * job.tokens
-            for job in jobs_of(exhibits, self.is_quick)
-            if job.drafter is None or job.drafter in self.drafters
-        )
-        return tokens * plain_ms / 60e3
+    def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float, paces: Mapping[str, float]) -> float:
+        """Estimated minutes to measure only these exhibits. `plain_ms`, `paces`: as for `estimates.pace`."""
+        ms = 0.0
+        for job in jobs_of(exhibits, self.is_quick):
+            if job.drafter is None or job.drafter in self.drafters:
+                of_rows = (pace(f"{job.key} {method}", plain_ms, paces) for method in {PLAIN, *job.rows})
+                ms += (job.run.prompts + job.run.warm) * job.run.decoded * sum(of_rows)
+        return ms / 60e3
 
     def _measure_peaks(self, exhibits: Sequence[Exhibit]) -> None:
         """Measure peak memory on the first prompt, of measured rows of exhibits that show it."""
