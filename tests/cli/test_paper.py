@@ -39,6 +39,28 @@ def test_verdicts_printed_are_this_runs(tmp_path: Path) -> None:
     assert last_json(run("paper", "domino", "--figure", "4", "--report-only", *folders))["claims"]["D18a"] == "holds"
 
 
+def test_a_gpus_record_judges_dominos_head(tmp_path: Path) -> None:
+    """Guards against the file of a GPU's record that is taken for a folder, one whose times have no verdict or
+    outputs that nobody compared, and one whose head is launched one by one where that stands in for the paper's."""
+    about = {"target": "smollm2-135m", "quick": False, "data": "builtin", "names": {}, "absent": {}}
+    (tmp_path / "manifest.json").write_text(json.dumps(about))
+    record = Path(__file__).parents[2] / "docs/figures/gpu-h200.json"
+    last_json(
+        run("paper", "domino", "--section", "4.3", "--report-only", "--out", str(tmp_path), "--from", str(record))
+    )
+    _, found = json.loads((tmp_path / "exhibits.json").read_text())
+    assert "H200" in found["source"]
+    verdicts = {claim["claim"]: claim["verdict"] for claim in found["claims"]}
+    assert verdicts == {"D22a": "holds", "D22b": "holds", "D22c": "does not hold"}
+    assert found["claims"][1]["numbers"] == (
+        "Domino, fused / Domino, separate operations: 0.33, claimed at most 0.50; Domino, separate operations: "
+        "measured by what stands in for it"
+    )
+    heads = {line["row"]: line["values"]["head_ms"]["value"] for line in found["rows"]}
+    assert heads == {"DFlash": 0.0, "Domino, separate operations": 4.4247, "Domino, fused": 1.4606}
+    assert {line["equal"] for line in found["rows"]} == {None}
+
+
 def test_a_list_says_what_is_measured_and_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an empty folder that a list leaves behind, records that it does not see, "0 min" for a figure
     whose drafters nobody has trained, and a table of checkpoints that is called a diagram."""

@@ -55,9 +55,9 @@ def paper(
         list[str] | None,
         typer.Option(
             "--from",
-            metavar="[ROW=]FOLDER",
-            help="Also show the records of another machine, or those of a server as a row: a folder of bench "
-            "--endpoint, or several, one for each set.",
+            metavar="[ROW=]FOLDER|FILE",
+            help="Also show the records of another machine, a file that scripts/gpu_check.sh printed, or those of a "
+            "server as a row: a folder of bench --endpoint, or several, one for each set.",
         ),
     ] = None,
     list_: Annotated[
@@ -143,9 +143,9 @@ def _drafters(given: "Sequence[str]", exhibits: "Sequence[Exhibit]") -> dict[str
 
 
 def _sources(folder: Path, others: "Sequence[str]", exhibits: "Sequence[Exhibit]") -> "list[RecordSource]":
-    """The folder of this run, other machines', and servers."""
+    """The folder of this run, other machines', records of GPUs, and servers."""
     from outpace.bench.paper.exhibit import PLAIN_ROW
-    from outpace.bench.paper.sources import RecordFolder, ServedRows
+    from outpace.bench.paper.sources import GpuRecord, RecordFolder, ServedRows
 
     rows = {PLAIN_ROW, *(row.name for exhibit in exhibits for row in exhibit.rows)}
     served: list[tuple[str, Path]] = []
@@ -156,7 +156,9 @@ def _sources(folder: Path, others: "Sequence[str]", exhibits: "Sequence[Exhibit]
         if is_row:
             served.append((row, path_of(Path(path))))
     machines = [path_of(Path(other)) for other in others if "=" not in other]
-    found: list[RecordSource] = [RecordFolder.read(one) for one in (folder, *machines)]
+    found: list[RecordSource] = [
+        GpuRecord.read(one) if one.is_file() else RecordFolder.read(one) for one in (folder, *machines)
+    ]
     return [*found, ServedRows.read(served)] if served else found
 
 

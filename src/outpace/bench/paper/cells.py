@@ -26,6 +26,7 @@ class Estimate:
         deviation: standard deviation over prompts, the mean of the sets'; None if a set has one prompt or batch.
         sets: by set.
         prompts: how many.
+        equal: the share of outputs equal to plain decoding's; None of times without outputs.
     """
 
     value: float
@@ -34,7 +35,7 @@ class Estimate:
     deviation: float | None
     sets: Mapping[str, float]
     prompts: int
-    equal: float
+    equal: float | None
     bugs: int
 
 
@@ -53,6 +54,11 @@ class CellComparison:
         self.cells = cells
         self.sets = list(dict.fromkeys(of for _, _, of in cells))
         self._first_ids = {of: cell.ids or of for (_, _, of), cell in reversed([*cells.items()])}
+
+    @property
+    def are_medians(self) -> bool:
+        """Whether they are medians of a device's times, which have no interval, and no outputs."""
+        return not any(cell.of for cell in self.cells.values())
 
     def has(self, run: str, row: str) -> bool:
         return any((run, row, of) in self.cells for of in self.sets)
@@ -89,6 +95,6 @@ class CellComparison:
             deviation=float(np.mean([cell.deviation(name) for cell in own])) if min(n for _, n in units) > 1 else None,
             sets={of: float(numbers[0]) for of, numbers in by_set.items()},
             prompts=prompts,
-            equal=sum(cell.equal for cell in own) / prompts,
+            equal=sum(cell.equal for cell in own) / prompts if prompts else None,
             bugs=sum(cell.bugs for cell in own),
         )

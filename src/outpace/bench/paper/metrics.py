@@ -36,7 +36,7 @@ class Measured:
     Attributes:
         own, plain: fields of the row and of plain decoding interleaved with it: a number for each prompt, or group of
             prompts decoded together, in their order.
-        equal, of: how many outputs are those of plain decoding.
+        equal, of: how many outputs are those of plain decoding, of how many; of none, they are a device's times.
         bugs: differences that rounding does not explain.
         options: those of the method, with the files and the drafter it started with.
         ids: of the prompts, in their order; empty where there are none.

@@ -169,7 +169,8 @@ named; where they belong to this run, the claim is undecided unless the rest con
 comparisons has the verdict of the worst of them, by intervals that are not widened for their number, so that one of
 many may fail by chance. <b>The paper contradicts itself</b> where its own numbers, or its
 authors' result files, differ from the claim. What is
-counted, such as equal outputs and memory, needs no interval. Ratios are of means over sets; in
+counted, such as equal outputs and memory, needs no interval, and the record of a GPU has none.
+Ratios are of means over sets; in
 tables, sd is the standard deviation over prompts, or over groups, the mean of the sets'.
 Intervals are wider where prompts, or groups,
 are few (Student's t), and where a claim is about the mean of runs that put the same prompts into groups of other sizes.

@@ -1,5 +1,5 @@
-"""Where a report's records come from: a folder of `outpace bench paper`, or servers that `outpace bench --endpoint`
-measured."""
+"""Where a report's records come from: a folder of `outpace bench paper`, servers that `outpace bench --endpoint`
+measured, or a GPU that `scripts/gpu_check.sh` measured."""
 
 import json
 import re
@@ -10,6 +10,8 @@ from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from outpace.bench.paper.cells import Cells
 from outpace.bench.paper.exhibit import PLAIN_ROW, Exhibit, ExhibitRun, Row
@@ -25,6 +27,7 @@ INSTEAD = ", in place of "
 """Between a stand-in and the row's method that it replaces."""
 _RESERVED = re.compile(r"reserved=([\d.]+)")
 _UNFILLED = re.compile(r",?\w+=\{\w+\}")
+_SEPARATE = "gate_table=true"  # of rows whose head is separate operations
 
 
 @dataclass
@@ -222,8 +225,65 @@ class ServedRows:
         return "as the server was started"
 
 
-RecordSource = RecordFolder | ServedRows
+@dataclass
+class GpuRecord:
+    """The record of `scripts/gpu_check.sh`: times of the parts of a round of one request, by context and method."""
+
+    record: Record
+    is_quick: bool = False
+
+    @classmethod
+    def read(cls, file: Path) -> "GpuRecord":
+        """The record in a file; raises InvalidRequest if it is not of that script."""
+        if "latency" not in (record := object_of(file, text_of(file))):
+            raise InvalidRequest(f"from={str(file)!r}: not the record of scripts/gpu_check.sh, its last line")
+        return cls(record)
+
+    @property
+    def name(self) -> str:
+        return f"random weights of Qwen3-8B's shape, {self.record['hardware']}"
+
+    def about(self) -> list[str]:
+        return ["medians of repeated calls of each part of a round, added up", f"measured {self.record['date']}"]
+
+    def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
+        alone = {f"context of {one['context']:,} tokens": one for one in self.record["latency"] if one["batch"] == 1}
+        cells = {
+            (run.label, row.name, of): _timed(alone[run.label], row)
+            for run, row in exhibit.rows_in_runs(False)
+            for of in run.sets
+            if row.method.partition(":")[0] in alone.get(run.label, {})
+        }
+        return cells, {}
+
+    @property
+    def models(self) -> list[list[dict[str, Any]]]:
+        return [[{"target": self.name}]]
+
+    def described(self, runs: Sequence[ExhibitRun]) -> str:
+        return "one request, 16 verified rows, blocks of 15 drafts; EAGLE-3 without the time of building its tree"
+
+    def method(self, run: ExhibitRun, row: Row) -> str:
+        return f"Triton kernels, one by one{INSTEAD}separate operations" if _SEPARATE in row.method else "CUDA graphs"
+
+
+RecordSource = RecordFolder | ServedRows | GpuRecord
 """Records of a paper's rows on one machine."""
+
+
+def _timed(case: Mapping[str, Any], row: Row) -> Measured:
+    """The parts of a row's round, in a case of a GPU's record; NaN where time was up."""
+    parts = case[kind := row.method.partition(":")[0]]
+    ms = {part: times.get("graph_ms", nan) for part, times in parts.items() if isinstance(times, dict)}
+    head = parts["rollout_chain"].get("eager_ms", nan) if _SEPARATE in row.method else ms.get("rollout_chain", 0.0)
+    own: dict[str, float] = {"net_ms": sum(ms.get(part, 0.0) for part in ("context", "block", "level"))}
+    own["lm_head_ms"] = ms["level_head" if kind == "eagle3" else "lm_head"]
+    own = {name: parts.get("levels", 1) * value for name, value in own.items()} | {"head_ms": head}
+    own |= {"draft_ms": sum(own.values()), "forward_ms": case["verify"]["16"].get("graph_ms", nan), "steps": 1.0}
+    around = (case[part].get("eager_ms", nan) for part in ("verdict", "commit"))
+    own["own_ms"] = own["draft_ms"] + own["forward_ms"] + sum(around)
+    options: dict[str, Any] = {"files": {}, "drafter": {"kind": kind, "fingerprint": "with random weights"}}
+    return Measured({name: np.array([value]) for name, value in own.items()}, {}, 0, 0, 0, options)
 
 
 def _read(row: str, folder: Path) -> list[Record]:

@@ -20,6 +20,7 @@ TOO_FEW = (
     f"An interval takes at least {FEWEST} different prompts, or groups of them, and 2 of each set in each run; prompts "
     "that several sets or runs share count once."
 )
+OF_MEDIANS = "Medians of repeated calls on a device, without an interval."
 Pair = tuple[Numbers, Numbers]
 """A row's numbers, and those that a ratio divides them by."""
 _WORST: tuple[Verdict, ...] = ("does not hold", "undecided", "holds on average", "holds")
@@ -170,7 +171,7 @@ def judge(
     few = verdict == "undecided" and not all(decides(one.units) for one in sides)
     needed = [one[2] for one in verdicts if one[0] == "undecided" and one[2] is not None]
     more = max(needed, default=None) if verdict == "undecided" else None
-    return found(verdict, numbers, prompts, more, TOO_FEW if few else "")
+    return found(verdict, numbers, prompts, more, TOO_FEW if few else OF_MEDIANS if comparison.are_medians else "")
 
 
 def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]:
@@ -247,6 +248,7 @@ class _Sides:
 
     def _pair(self, first: str, second: str) -> _Side:
         side = _Side(f"{first} / {second}:", _ratio, "above 1.00" if self.sign > 0 else "below 1.00")
+        side.is_exact = self.comparison.are_medians
         both: dict[str, list[Pair]] = {}
         for label in self.labels:
             for of, (one, other) in self._paired(label, first, second).items():
@@ -281,7 +283,8 @@ class _Sides:
         bounds = {"least": claim.at_least, "most": claim.at_most}
         wanted = " and ".join(f"at {side} {self._exact(bound)}" for side, bound in bounds.items() if bound is not None)
         limits = tuple(bound for bound in bounds.values() if bound is not None)
-        side = _Side(f"{name}:", self._form, wanted, limits, is_bound=True, is_exact=self.metric.is_exact)
+        side = _Side(f"{name}:", self._form, wanted, limits, is_bound=True)
+        side.is_exact = self.metric.is_exact or self.comparison.are_medians
         pairs: dict[str, list[Pair]] = {}
         for label in self.labels:
             for of, pair in self._paired(label, row, claim.over or row).items():

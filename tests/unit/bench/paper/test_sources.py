@@ -1,5 +1,6 @@
 """Reports of what servers did: their records as rows of a paper's exhibit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 
 from outpace.bench.endpoint import EndpointPlan, EndpointRun
-from outpace.bench.paper.exhibit import Exhibit
-from outpace.bench.paper.page import REPORT, write_report
-from outpace.bench.paper.sources import ServedRows
+from outpace.bench.paper.exhibit import Exhibit, read_exhibits
+from outpace.bench.paper.page import REPORT, ShownExhibit, write_report
+from outpace.bench.paper.sources import GpuRecord, ServedRows
 from outpace.bench.records import RunFolder
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
@@ -20,6 +21,7 @@ from tests.unit.bench.test_endpoint import honest
 from tests.unit.endpoint.fake import Answer, Reply, serving, streamed
 
 ITEMS = tuple(WorkItem(str(number), "letters", (f"Say {number}.",)) for number in range(8))
+GPU = Path(__file__).parents[4] / "docs/figures/gpu-h200.json"
 ROWS = {"Domino": "domino", "DFlash": "dflash", "Baseline": "plain"}
 EXHIBIT = Exhibit.model_validate(
     {
@@ -120,3 +122,17 @@ def test_records_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         ServedRows.read([("plain", plain), ("Domino", fewer)]).cells(EXHIBIT)
     with pytest.raises(InvalidRequest, match="another folder of this row has letters with 1 in flight"):
         ServedRows.read([("plain", plain), ("plain", plain)])
+
+
+def test_a_gpus_record_without_time_for_a_row_decides_nothing(tmp_path: Path) -> None:
+    """Guards against a verdict about the parts of a round that a GPU had no time for, and a traceback for a file of
+    something else."""
+    (section,) = [one for one in read_exhibits("domino") if one.name == "section 4.3"]
+    record, file = json.loads(GPU.read_text()), tmp_path / "record.json"
+    record["latency"][0]["domino"]["rollout_chain"] = {"left_out": "time was up"}
+    file.write_text(json.dumps(record))
+    shown = ShownExhibit(section, GpuRecord.read(file))
+    assert {one.verdict for one in shown.findings} == {"not testable here"}
+    file.write_text('{"id": 1}')
+    with pytest.raises(InvalidRequest, match="not the record of scripts"):
+        GpuRecord.read(file)
