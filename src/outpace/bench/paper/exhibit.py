@@ -211,6 +211,8 @@ class Claim(_Strict):
         never_less: two rows; of rounds that begin at the same token, none of the first accepts less than the second's.
         apart: how much the metric of `rows`, one that is counted, may differ between sets.
         of_average: it is about the mean over sets: single sets may differ.
+        of_targets: `falls` or `rises` go from the smallest target to the largest, in a report of several; with one, the
+            claim is `missing`.
         check: a name of `checks.CHECKS`, which is counted rather than measured.
         missing: why the claim cannot be tested here.
         contradiction: where the paper's own numbers differ from the claim.
@@ -232,6 +234,7 @@ class Claim(_Strict):
     never_less: tuple[str, str] | None = None
     apart: float | None = None
     of_average: bool = False
+    of_targets: bool = False
     check: str | None = None
     missing: str | None = None
     contradiction: str | None = None

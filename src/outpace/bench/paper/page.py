@@ -12,11 +12,11 @@ import numpy as np
 
 from outpace.bench.paper.cells import CellComparison
 from outpace.bench.paper.checks import CHECKS
-from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, Row
+from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.intervals import FEWEST
 from outpace.bench.paper.metrics import METRICS
-from outpace.bench.paper.sources import INSTEAD, RecordSource
+from outpace.bench.paper.sources import INSTEAD, RecordFolder, RecordSource
 from outpace.bench.paper.verdicts import ClaimFinding, judge
 from outpace.bench.report import equal_share
 
@@ -128,11 +128,35 @@ class ShownExhibit:
         return lines
 
 
+def _judge_over_targets(of_exhibit: Sequence[ShownExhibit]) -> None:
+    """Judge claims about the size of the target, where sources of several sizes measured the same prompts."""
+    by_size = {
+        size: (source.target, one.comparison.cells)
+        for one in reversed(of_exhibit)
+        if one.comparison.cells and isinstance(source := one.source, RecordFolder) and (size := source.parameters)
+    }
+    targets = [by_size[size] for size in sorted(by_size)]
+    cells = {
+        (target, *place[1:]): cell
+        for target, own in targets
+        for place, cell in own.items()
+        if place in targets[0][1] and cell.ids == targets[0][1][place].ids
+    }
+    for claim in of_exhibit[0].exhibit.claims:
+        if claim.of_targets and targets[1:]:
+            runs = [ExhibitRun(label=target) for target, _ in targets]
+            found = judge(claim.model_copy(update={"missing": None}), runs, CellComparison(cells), {}, {})
+            for one in of_exhibit:
+                one.findings = [found if was.claim == claim.id and found.numbers else was for was in one.findings]
+
+
 def write_report(
     paper: str, exhibits: Sequence[Exhibit], sources: Sequence[RecordSource], out: Path
 ) -> list[ShownExhibit]:
     """Write exhibits.json, figures and report.html into `out`; the files of figures show the first source."""
     shown = [[ShownExhibit(exhibit, source) for source in sources] for exhibit in exhibits]
+    for of_exhibit in shown:
+        _judge_over_targets(of_exhibit)
     out.mkdir(parents=True, exist_ok=True)
     found = [
         {

@@ -51,7 +51,17 @@ class RecordFolder:
     def name(self) -> str:
         """The target, the machine, and the folder, which tells two runs of the same apart."""
         machine = " and ".join(self._machines) or "unknown machine"
-        return f"{Path(self.manifest['target']).name}, {machine}, folder {self.folder.name}"
+        return f"{self.target}, {machine}, folder {self.folder.name}"
+
+    @property
+    def target(self) -> str:
+        return Path(self.manifest["target"]).name
+
+    @property
+    def parameters(self) -> float | None:
+        """Those of the target in millions, by its name, such as 1.5b; None where it does not say."""
+        found = re.search(r"(\d+(?:\.\d+)?)([mb])(?![a-z0-9])", self.target.lower())
+        return float(found[1]) * (1000 if found[2] == "b" else 1) if found else None
 
     @cached_property
     def _settings(self) -> list[dict[str, Any]]:
@@ -104,7 +114,7 @@ class RecordFolder:
             for which, one in found.items()
         ]
         size: dict[str, Any] = next((one["target_size"] for one in self._settings if "target_size" in one), {})
-        return [[{"target": Path(self.manifest["target"]).name} | size], drafters]
+        return [[{"target": self.target} | size], drafters]
 
     def cells(self, exhibit: Exhibit) -> tuple[Cells, dict[str, str]]:
         """An exhibit's cells, and why rows have none."""

@@ -14,7 +14,7 @@ from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, Exhibit, read_exhibits
 from outpace.bench.paper.intervals import decides
 from outpace.bench.paper.measure import MANIFEST
-from outpace.bench.paper.metrics import METRICS
+from outpace.bench.paper.metrics import METRICS, Measured
 from outpace.bench.paper.page import REPORT, write_report
 from outpace.bench.paper.sources import RecordFolder
 from outpace.drafters.training.settings import merged_settings
@@ -251,3 +251,39 @@ def test_every_exhibit_has_a_page_before_anything_is_measured(paper: str, tmp_pa
     shown = write_report(paper, read_exhibits(paper), [RecordFolder.read(tmp_path)], tmp_path)
     assert {one.exhibit.name for one in shown} == {one.name for one in read_exhibits(paper)}
     assert (tmp_path / REPORT).is_file()
+
+
+@pytest.mark.parametrize(
+    ("targets", "verdict"),
+    [
+        (("qwen2.5-coder-1.5b-q4_k_m.gguf", "smollm2-135m"), "holds"),
+        (("qwen2.5-coder-7b", "qwen2.5-coder-0.5b"), "does not hold"),
+        (("smollm2-135m", "smollm2-135m"), "not testable here"),
+        (("qwen2.5-coder-1.5b", "other-prompts-1b"), "not testable here"),
+    ],
+)
+def test_gains_on_two_targets_are_compared_by_size(
+    targets: tuple[str, str], verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against "not testable here" beside records of a smaller and a larger target, targets in the order of the
+    folders or of their names, and gains on other prompts."""
+    gains = {"qwen2.5-coder-1.5b-q4_k_m.gguf": 1.5, "qwen2.5-coder-0.5b": 1.2}
+
+    def row(target: str, speed: float) -> Measured:
+        ones = np.ones(8)
+        plain = {"end_to_end_ms": 600 * ones, "new_tokens": 60 * ones, "steps": ones}
+        own = plain | {"end_to_end_ms": np.linspace(590, 610, 8) / speed}
+        return Measured(own, plain, 8, 8, 0, {"files": {}, "drafter": None}, ids="others" * target.startswith("other"))
+
+    def cells(self: RecordFolder, exhibit: Exhibit) -> Any:
+        speeds = {"EAGLE3": 1.0, "Graft": gains.get(self.target, 1.0)}
+        return {("", name, "gsm8k"): row(self.target, speed) for name, speed in speeds.items()}, {}
+
+    monkeypatch.setattr(RecordFolder, "cells", cells)
+    about = {"quick": False, "data": "prompts", "names": {}, "absent": {}}
+    sources = [RecordFolder(tmp_path, about | {"target": f"models/{target}"}) for target in targets]
+    (table,) = [one for one in read_exhibits("graft") if one.name == "table 1"]
+    for shown in write_report("graft", [table], sources, tmp_path):
+        (found,) = [one for one in shown.findings if one.claim == "G5"]
+        assert found.verdict == verdict
+        assert verdict == "not testable here" or "more than size" in found.why
