@@ -26,6 +26,7 @@ Sums = Mapping[str, Numbers]
 OF_RECORDS = ("steps", "drafted", "accepted", "retrieved", "accepted_retrieved", "peak_mb", *PHASES, *DRAFT_MS)
 _BOOKKEEPING = ("merge_ms", "rebuild_ms", "verify_ms", "observe_ms")  # of Graft's table 14
 GATES = 3  # of Graft
+GRAM = 16  # tokens of text that an answer repeats
 _OF_GROUPS = ("decoded", "decode_ms", "new_tokens", "end_to_end_ms")
 
 
@@ -133,7 +134,8 @@ def _first(record: Mapping[str, Any], count: int) -> dict[str, Any]:
     }
     counts |= {"tokens_per_step": (tokens - 1) / max(steps, 1), "tpot_ms": decode_ms / max(tokens - 1, 1)}
     group = {**record["group"], **times, "decoded": tokens - 1, "new_tokens": tokens}
-    return {**record, **dict.fromkeys(OF_RECORDS, math.nan), **counts, **times, "group": group}
+    ids = [turn[:tokens] for turn in record.get("token_ids", ())]
+    return {**record, **dict.fromkeys(OF_RECORDS, math.nan), **counts, **times, "group": group, "token_ids": ids}
 
 
 def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
@@ -150,6 +152,7 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         cells |= {"warm_mb": sum(_warm_mb(record["options"]) for record in own)}
         cells |= {"levels": sum(_levels(record.get("options", {})) for record in own)}
         cells |= _thresholds(own)
+        cells |= {"repeated": sum(_repeated(record.get("token_ids", ())) for record in own)}
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
         cells |= {"ttft_ms": sum(record["ttft_ms"] for record in own)}
         times = [record["tpot_ms"] for record in own if record.get("tpot_ms") is not None]
@@ -173,6 +176,19 @@ def _levels(options: Mapping[str, Any]) -> float:
     if "base_depth" in settings:
         return float(settings["base_depth"] + 2)
     return float(settings["depth"] + 1 if "depth" in settings else options.get("budget") or math.nan)
+
+
+def _repeated(turns: Sequence[Sequence[int]]) -> float:
+    """How many tokens of answers stand in 16-grams that the same answer had before; NaN in records without tokens."""
+    count = 0
+    for ids in turns:
+        seen, places = set[tuple[int, ...]](), set[int]()
+        for start in range(len(ids) - GRAM + 1):
+            gram = tuple(ids[start : start + GRAM])
+            places |= {*range(start, start + GRAM)} if gram in seen else set()
+            seen.add(gram)
+        count += len(places)
+    return float(count) if turns else math.nan
 
 
 def _thresholds(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -241,6 +257,7 @@ METRICS: dict[str, Metric] = {
     "accepted_per_drafted": Metric("accepted of drafted", _share("accepted", "drafted"), 1, "%"),
     "accepted_as_printed": Metric("tokens per step of the depth", _share("per_step", "levels"), 1, "%"),
     "retrieved_share": Metric("retrieved of accepted", _share("accepted_retrieved", "accepted"), 1, "%"),
+    "repeated_share": Metric("tokens in repeated 16-grams", _share("repeated", "new_tokens"), 1, "%"),
     "steps": Metric("rounds per request", _ratio("steps", "requests"), 1, fewer_is_better=True),
     "drafted_per_step": Metric("drafted per step", _ratio("drafted", "steps"), 1),
     "ttft_ms": Metric("TTFT", _ratio("ttft_ms", "requests"), 1, " ms", True),

@@ -295,6 +295,19 @@ def test_the_first_tokens_of_an_answer() -> None:
     assert np.isnan(found["forward_ms"]).all(), "known of the whole answer alone"
 
 
+@pytest.mark.parametrize(("first", "repeated"), [(40, 20), (36, 16), (35, 0)])
+def test_tokens_that_an_answer_had_before_are_counted(first: int, repeated: int) -> None:
+    """Guards against answers that are easy to draft, as they repeat themselves, without a word about it; the text that
+    is repeated, counted with its repetition; and the whole answer in the place of its beginning."""
+    record: dict[str, Any] = {"method": "x", "options": {"files": {}, "drafter": None}, "rounds": [[[39, 0, 10.0]]]}
+    record |= {"finding": {"kind": "equal"}, "equal": True, "memory_mb": 1.0, "ttft_ms": 5.0, "group": {"number": 0}}
+    shares = [
+        measured([one], [one], first).metric("repeated_share", np.zeros((1, 1), int))[0]
+        for one in (record, record | {"token_ids": [[*range(20)] * 2]})
+    ]
+    assert shares == pytest.approx([float("nan"), 100 * repeated / first], nan_ok=True), "older records have no tokens"
+
+
 def test_storage_is_that_of_the_warm_ups_file() -> None:
     """Guards against "not testable here" for a size that every warm-up has, and 0 MB for records that do not say."""
     record: dict[str, Any] = {"method": "x", "rounds": [[[3, 4, 10.0]]], "finding": {"kind": "equal"}, "equal": True}
