@@ -35,8 +35,11 @@ EAGLES: list[dict[str, Any]] = [
     {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "own_embedding": True},
     {"target_hidden_size": 16, "own_embedding": True, "taps": (1, 3)},
 ]
-SPECIAL = [{"norm_before_residual": True, "norm_before_fc": True}, {"norm_output": True, "qk_norm": True},
-           {"taps": (0, 3)}]  # fmt: skip
+SPECIAL: list[dict[str, Any]] = [
+    {"norm_before_residual": True, "norm_before_fc": True},
+    {"norm_output": True, "qk_norm": True},
+    {"taps": (0, 3)},
+]
 IN_PLACE = {"shift_label": False}
 WRITTEN: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("dart", "dart"): [{}, {"draft_vocab_size": 50}, {"rope_theta": 1e6}],
