@@ -9,7 +9,7 @@ from outpace.data.workload import BUILT_IN, WorkItem, read_workload
 from outpace.lib.errors import InvalidRequest
 
 WARM_SET = "sharegpt"  # Graft's warm-up takes its prompts from this set
-TO_CALIBRATE = 25  # prompts of a set on which its gates are calibrated: more than 100 rounds
+TO_CALIBRATE = 24  # prompts of a set that calibrate its gates, of 40 after 16 that are measured: more than 100 rounds
 
 
 class PromptSets:
