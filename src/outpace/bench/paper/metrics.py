@@ -109,10 +109,10 @@ def measured(
 
 
 def _rounds(record: Mapping[str, Any]) -> dict[int, int]:
-    """The tokens of each round by the number of tokens before it; empty for several turns, and where rounds are
-    unknown."""
+    """The tokens of each round by the number of tokens before it; empty for several turns, for an answer other than
+    plain decoding's, and where rounds are unknown."""
     turns = record.get("rounds", ())
-    tokens = [one[0] for one in turns[0]] if len(turns) == 1 else []
+    tokens = [one[0] for one in turns[0]] if len(turns) == 1 and record["equal"] else []
     return dict(zip(accumulate(tokens, initial=1), tokens))
 
 

@@ -309,7 +309,7 @@ class _Sides:
             for of in self.claim.sets or self.comparison.sets:
                 cells = [self.comparison.cells.get((label, row, of)) for row in (first, second)]
                 one, other = cells
-                if one is None or other is None or one.ids != other.ids or {one.equal, other.equal} != {one.of}:
+                if one is None or other is None or one.ids != other.ids:
                     continue
                 both = zip(one.rounds, other.rounds, strict=True)
                 pairs = [(own[place], its[place]) for own, its in both for place in own.keys() & its.keys()]

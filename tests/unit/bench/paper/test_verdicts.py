@@ -337,7 +337,8 @@ def test_rounds_at_the_same_token_are_compared(first: list[list[float]], numbers
         record: dict[str, Any] = {"method": "x", "options": {"files": {}, "drafter": None}, "rounds": [rounds]}
         record |= {"finding": {"kind": "equal"}, "equal": True, "memory_mb": 1.0, "ttft_ms": 5.0}
         record |= {"group": {"number": 0}}
-        return measured([record], [record], first=7)
+        other = record | {"finding": {"kind": "tie"}, "equal": False, "group": {"number": 1}}  # does not count
+        return measured([record, other], [record, other], first=7)
 
     claim = Claim(id="X", text="x", never_less=("larger", "pruned"), why={"holds": "so"})
     second = row([[2, 4, 1.0], [1, 4, 2.0], [1, 4, 3.0], [2, 4, 4.0]])  # begin at 1, 3, 4 and 5; the first at 1, 4, 6
