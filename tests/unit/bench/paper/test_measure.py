@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -293,6 +292,7 @@ def test_peaks_are_measured_once_where_an_exhibit_shows_them(
         asked.append((method.partition(":")[0], *decoding))
         return {"plain": 200.0, "linear": 210.0}.get(asked[-1][0])
 
+    monkeypatch.setattr(peaks, "can_measure", lambda: True)
     monkeypatch.setattr(peaks, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(peaks, "peak_mb", peak)
     rows = [{"name": "AR", "method": "plain"}, {"name": "Linear", "method": "linear:budget=2"}, ROWS[1]]
@@ -325,7 +325,7 @@ def test_peaks_are_measured_once_where_an_exhibit_shows_them(
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux measures a peak from a given time on")
+@pytest.mark.skipif(not peaks.can_measure(), reason="only Linux measures a peak from a given time on, and no GPU's")
 def test_a_peak_is_that_of_a_process_of_its_own(folder: str) -> None:
     """Guards against the peak of the process that starts another, which Linux hands down to it (ru_maxrss)."""
     ballast = np.ones(2**27)  # 1 GiB
