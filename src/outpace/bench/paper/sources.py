@@ -25,7 +25,11 @@ from outpace.lib.errors import InvalidRequest, first_line
 Record = dict[str, Any]
 INSTEAD = ", in place of "
 """Between a stand-in and the row's method that it replaces."""
-_RESERVED = re.compile(r"reserved=([\d.]+)")
+_OF_SETS = {
+    "SHARE": re.compile(r"(?<=reserved=)[\d.]+"),
+    "GATES": re.compile(r"checkpoints=[\d/]+,thresholds=[\d./e-]+"),
+}
+"""What may differ between sets in a row's method, by the word that is printed for it."""
 _UNFILLED = re.compile(r",?\w+=\{\w+\}")
 _SEPARATE = "gate_table=true"  # of rows whose head is separate operations
 
@@ -135,17 +139,19 @@ class RecordFolder:
         return text
 
     def method(self, run: ExhibitRun, row: Row) -> str:
-        """A row's method with {warm} and {reserved} filled in, the latter by set, or its stand-in and the reason."""
+        """A row's method with {warm}, {reserved} and {gates} filled in, the last two by set, or its stand-in and the
+        reason."""
         if run.training is not None:
             return row.method
         keys = {of: SetRun(run, of, row.needs_drafter).key for of in run.sets}
         names: dict[str, str] = self.manifest["names"]
         by_set = {of: names[f"{key} {row.method}"] for of, key in keys.items() if f"{key} {row.method}" in names}
         found = next(iter(by_set.values()), row.method)
-        shares = {of: asked[1] for of, name in by_set.items() if (asked := _RESERVED.search(name)) is not None}
-        if len(set(shares.values())) > 1:
-            each = ", ".join(f"{share} on {of}" for of, share in shares.items())
-            found = f"{_RESERVED.sub('reserved=SHARE', found)} (SHARE: {each})"
+        for word, pattern in _OF_SETS.items():
+            given = {of: asked[0] for of, name in by_set.items() if (asked := pattern.search(name)) is not None}
+            if len(set(given.values())) > 1:
+                each = ", ".join(f"{one} on {of}" for of, one in given.items())
+                found = f"{pattern.sub(word, found, count=1)} ({word}: {each})"
         own = found.partition(":")[0] == row.method.partition(":")[0]
         text = "" if own else f"{INSTEAD}{_UNFILLED.sub('', row.method)}, for which this target has no drafter"
         return found.replace(f"{self.folder}/", "") + text
