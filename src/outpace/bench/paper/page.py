@@ -89,9 +89,12 @@ class ShownExhibit:
 
     @property
     def same_data(self) -> str:
-        """Whether the drafters of its rows were trained on the same answers, in words; empty with less than two."""
+        """Whether the drafters of its rows were trained on the same answers, in words; empty with less than two. The
+        target's first layers are not trained to draft."""
         drafters = [cell.options["drafter"] for cell in self.comparison.cells.values()]
-        answers = {one["fingerprint"]: one.get("answers") for one in drafters if one is not None}
+        is_own = [one is None or (one["kind"] == "draft-lm" and one.get("folder") is None) for one in drafters]
+        trained = [one for one, untrained in zip(drafters, is_own, strict=True) if not untrained]
+        answers = {one["fingerprint"]: one.get("answers") for one in trained}
         if len(answers) < 2:
             return ""
         return "unknown" if None in answers.values() else "yes" if len({*answers.values()}) == 1 else "no"
