@@ -160,7 +160,7 @@ def judge(
         if row in absent:
             return found("not testable here", why=f"{row}: {absent[row]}")
     if not sides:
-        unmeasured = _unmeasured(claim, labels, comparison)
+        unmeasured = _unmeasured(claim, labels, comparison, due)
         if unmeasured is not None:
             return found("undecided", why=unmeasured)
         unknown = f"no {METRICS[claim.metric].title} in these records, or not of the same prompts for all rows"
@@ -179,7 +179,7 @@ def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]
     own = [
         (label, row, of)
         for label, row, of in planned
-        if row in claim.named_rows and label in (claim.runs or (label,)) and of in (claim.sets or (of,))
+        if row in claim.named_rows and label in (claim.runs or (label,)) and of in (claim.named_sets or (of,))
     ]
     gone = [cell for cell in own if cell not in cells]
     rows, labels = {cell[1] for cell in own if cell in cells}, {cell[0] for cell in own if cell in cells}
@@ -191,7 +191,7 @@ def _lacking(claim: Claim, planned: Collection[Cell], cells: Cells) -> list[str]
     )
 
 
-def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison) -> str | None:
+def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison, due: Collection[Cell]) -> str | None:
     """What a full run would measure of a claim without any comparison; None if nothing of it is missing."""
     rows = [row for row in claim.named_rows if not any(comparison.has(label, row) for label in labels)]
     if rows:
@@ -199,7 +199,10 @@ def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison)
         return f"no records of {', '.join(rows)} {where}: quick runs leave them out, or they are not measured yet"
     if (claim.falls or claim.rises) and sum(comparison.has(label, claim.named_rows[0]) for label in labels) < 2:
         return "too few runs to compare; a full run has them"
-    return None
+    places = ((label, row) for label in labels for row in claim.named_rows)
+    values = (comparison.metric(claim.metric, *place, claim.named_sets).values() for place in places)
+    is_known = any(not np.isnan(numbers[0]) for by_set in values for numbers in by_set)
+    return "Not all of it is measured yet." if is_known and _lacking(claim, due, comparison.cells) else None
 
 
 class _Sides:

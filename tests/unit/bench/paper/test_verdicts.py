@@ -236,6 +236,9 @@ def test_what_is_due_and_not_measured_leaves_a_claim_open() -> None:
     assert (found(planned).verdict, found(planned).why) == ("undecided", "Not all of it is measured yet.")
     against = judge(claim.model_copy(update={"at_most": 0.1}), RUNS, CellComparison(cells), {}, {}, planned, planned)
     assert against.verdict == "does not hold"
+    of_sets = Claim(id="X", text="x", metric="tokens_per_step", rows=("fast",), larger_on=(("a",), ("c",)))
+    half = judge(of_sets, RUNS, CellComparison(cells), {}, {}, due=[("cold", "fast", of) for of in "ac"])
+    assert (half.verdict, half.why) == ("undecided", "Not all of it is measured yet.")
 
 
 def test_rows_of_unlike_many_prompts_are_not_compared() -> None:
