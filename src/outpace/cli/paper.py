@@ -113,10 +113,11 @@ def paper(
             suite.measure(exhibits, advance, str(date.today()))
     sources = _sources(folder, others or (), exhibits)
     shown = write_report(name, exhibits, sources, folder)
-    findings = [finding for one in shown for finding in one.findings]
-    if not as_json:
-        for finding in findings:
-            aside(f"{finding.claim}: {finding.verdict}. {finding.text} {finding.numbers}")
+    for one in shown if not as_json else ():
+        if one.source is sources[0] or one.comparison.cells:  # others measured nothing of it
+            where = f" ({one.source.name})" if len(sources) > 1 else ""
+            for finding in one.findings:
+                aside(f"{finding.claim}{where}: {finding.verdict}. {finding.text} {finding.numbers}")
     bugs = sum(one.bugs for one in shown)
     claims = {found.claim: found.verdict for one in shown if one.source is sources[0] for found in one.findings}
     print(json.dumps({"report": str(folder / REPORT), "claims": claims, "bugs": bugs}))
