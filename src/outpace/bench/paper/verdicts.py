@@ -251,7 +251,7 @@ class _Sides:
 
     def _pair(self, first: str, second: str) -> _Side:
         side = _Side(f"{first} / {second}:", _ratio, "above 1.00" if self.sign > 0 else "below 1.00")
-        side.is_exact = self.comparison.are_medians
+        side.is_exact = self.metric.is_exact or self.comparison.are_medians
         both: dict[str, list[Pair]] = {}
         for label in self.labels:
             for of, (one, other) in self._paired(label, first, second).items():
