@@ -87,6 +87,10 @@ def jobs_of(exhibits: Sequence[Exhibit], is_quick: bool) -> list[SetRun]:
     return sorted(jobs.values(), key=lambda job: (job.slots, job.drafter or ""))
 
 
+def _with_peaks(exhibits: Sequence[Exhibit]) -> list[Exhibit]:
+    return [one for one in exhibits if any(column.metric == "peak_mb" for column in one.columns)]
+
+
 def drafting(exhibits: Sequence[Exhibit]) -> list[str]:
     """Names of the exhibits' methods, at least one of which must use a drafter that the caller gives."""
     return sorted({row.method.partition(":")[0] for one in exhibits for row in one.rows_of(False) if row.method})
@@ -188,17 +192,16 @@ class Suite:
 
     def minutes(self, exhibits: Sequence[Exhibit], plain_ms: float, paces: Mapping[str, float]) -> float:
         """Estimated minutes to measure only these exhibits. `plain_ms`, `paces`: as for `estimates.pace`."""
-        ms = 0.0
+        ms, peaks = 0.0, {job.key for job in jobs_of(_with_peaks(exhibits), self.is_quick)}
         for job in jobs_of(exhibits, self.is_quick):
             if job.drafter is None or job.drafter in self.drafters:
                 of_rows = (pace(f"{job.key} {method}", plain_ms, paces) for method in {PLAIN, *job.rows})
-                ms += (job.run.prompts + job.run.warm) * job.run.decoded * sum(of_rows)
+                ms += (job.run.prompts + job.run.warm + (job.key in peaks)) * job.run.decoded * sum(of_rows)
         return ms / 60e3
 
     def _measure_peaks(self, exhibits: Sequence[Exhibit]) -> None:
         """Measure peak memory on the first prompt, of measured rows of exhibits that show it."""
-        shown = [one for one in exhibits if any(column.metric == "peak_mb" for column in one.columns)]
-        for job in jobs_of(shown, self.is_quick):
+        for job in jobs_of(_with_peaks(exhibits), self.is_quick):
             folder, first = self.folder / "records" / job.key, self.prompts.of(job.of, job.run)[0]
             for asked in (f"{job.key} {method}" for method in job.rows):
                 if asked in self.names and asked not in self.absent:
