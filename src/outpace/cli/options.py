@@ -129,7 +129,7 @@ def _check_budget(budget: int, methods: Sequence[str]) -> None:
     if not any(parse_method(method).takes_budget for method in methods):
         named = ", ".join(methods) or "stock generate"
         raise InvalidRequest(
-            f"budget={budget}: it would not be used, because {named} takes none beside its own options; leave it out"
+            f"budget={budget}: it would not be used, because {named} takes none, or names its own; leave it out"
         )
 
 

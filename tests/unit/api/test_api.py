@@ -90,7 +90,7 @@ def test_what_is_unknown_or_contradictory_is_refused_by_name(
 
 def test_a_prompt_that_cannot_be_served_is_refused(model: outpace.Model) -> None:
     """Guards against an empty answer to an empty prompt, against prompts of types that happen to iterate, and against a
-    trace that is recorded and given to nobody."""
+    trace that is recorded and lost."""
     prompts: list[Any] = ["", []]
     for empty in prompts:
         with pytest.raises(InvalidRequest, match="prompt is empty"):

@@ -213,7 +213,7 @@ KINDS = {"holds": "holds", "holds on average": "holds", "does not hold": "not", 
 
 
 def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence[RecordSource]) -> str:
-    # Of several sources, one without records of an exhibit has no verdicts about it to show beside another's.
+    # A source without records of an exhibit shows no verdicts about it, if another source has some.
     shown = [
         [one for one in of_exhibit if one.comparison.cells or one.exhibit.kind == "provenance"] or of_exhibit[:1]
         for of_exhibit in shown

@@ -59,7 +59,7 @@ def test_exhibits_name_methods_tests_and_checks_that_exist(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_rows_that_start_with_shipped_transitions_say_so(paper: str) -> None:
-    """Guards against rows that start with counts of thousands of answers beside others that start with nothing, unsaid:
+    """Guards against rows that start with counts of thousands of answers, unsaid, next to others without:
     what `outpace` does by default."""
     for row in (row for exhibit in read_exhibits(paper) for row in exhibit.rows):
         is_default = row.method.partition(":")[0] == "outpace" and "warm=" not in row.method
@@ -265,7 +265,7 @@ def test_every_exhibit_has_a_page_before_anything_is_measured(paper: str, tmp_pa
 def test_gains_on_two_targets_are_compared_by_size(
     targets: tuple[str, str], verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Guards against "not testable here" beside records of a smaller and a larger target, targets in the order of the
+    """Guards against "not testable here" with records of a smaller and a larger target, targets in the order of the
     folders or of their names, and gains on other prompts."""
     gains = {"qwen2.5-coder-1.5b-q4_k_m.gguf": 1.5, "qwen2.5-coder-0.5b": 1.2}
 

@@ -90,7 +90,7 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
     assert len(ids) == len(set(ids)) > 20
 
 
-def test_a_source_without_records_of_an_exhibit_has_no_verdicts_beside_anothers(suite: Callable[[], Suite]) -> None:
+def test_a_source_without_records_of_an_exhibit_has_no_verdicts(suite: Callable[[], Suite]) -> None:
     """Guards against two verdicts about a claim, one of them of a run that measured nothing of it, under one name."""
     own = suite()
     shown(own, exhibit())
