@@ -1,7 +1,6 @@
 """What a figure depends on in addition to the method: machine, versions, settings."""
 
 import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from outpace.api import Model
+from outpace.drafters.load import provenance_of
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.kernels.build import build, loaded_kernels
 from outpace.methods.catalog import build_proposer
@@ -170,11 +170,11 @@ def _training(folder: Path | None) -> dict[str, Any]:
     """The SHA-256 of the answers that a drafter in a folder was trained on last, and its steps, as far as it says: of
     one that ships, or of one in the folder of its training."""
     for place in () if folder is None else (folder, folder.parent):
-        try:
-            made = json.loads((place / "provenance.json").read_text(encoding="utf-8"))
-            return {"answers": str(made["run"]["answers"]["sha256"]), "steps": made.get("result", {}).get("steps")}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
+        made = provenance_of(place)
+        answers, result = made.get("run", {}).get("answers"), made.get("result")
+        if isinstance(answers, dict) and "sha256" in answers:
+            steps = result.get("steps") if isinstance(result, dict) else None
+            return {"answers": str(answers["sha256"]), "steps": steps}
     return {}
 
 

@@ -1,9 +1,7 @@
 """Findings about a method: a benchmark against plain decoding on a few prompts, and its drafter."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from outpace.api import Model
@@ -13,13 +11,12 @@ from outpace.bench.runner import PLAIN, BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, read_workload
 from outpace.doctor.finding import Finding, finding
+from outpace.drafters.load import provenance_of
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.methods.stores import computed_by
 from outpace.models.families import positions_of
 
 PROMPTS, TOKENS = "builtin:3", 48
-PROVENANCE = "provenance.json"
-"""The file that `outpace train` writes into a drafter's folder."""
 _NEXT_TO_NOTHING = 0.05  # accepted drafts per round
 _MUCH_DRAFTING = 0.25  # of a round
 _MUCH_OVERHEAD = 0.4  # of a plain round
@@ -201,7 +198,7 @@ def drafter_of(model: Model, method: str) -> DrafterFacts | None:
         return None
     config: Any = (drafters.language_model() if kind == LANGUAGE_MODEL else drafters.net(kind)).config
     positions = positions_of(config) if kind == LANGUAGE_MODEL else getattr(config, "positions", None)
-    run, table_bytes = _trained(drafters.folder(kind)), 0
+    run, table_bytes = provenance_of(drafters.folder(kind)).get("run", {}), 0
     if getattr(spec.options, "gate_table", False):  # three gates for each id and unit of the causal state
         table_bytes = model.target.vocab_size * 3 * config.gru_hidden_dim * model.target.dtype.itemsize
     return DrafterFacts(
@@ -250,12 +247,3 @@ def drafter(found: DrafterFacts, drafted: Mapping[str, Any]) -> Finding:
     figures |= {"computed_by": dict(found.computed_by)}
     figures |= {"table_bytes": found.table_bytes} if found.table_bytes else {}
     return finding("drafter", measured, "; ".join(reasons), **figures)
-
-
-def _trained(folder: Path | None) -> dict[str, Any]:
-    """The training run of a drafter by its provenance; empty where there is none that can be read."""
-    try:
-        run = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))["run"] if folder else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return run if isinstance(run, dict) else {}

@@ -17,6 +17,7 @@ from outpace.models.loading.registry import pulled, resolve
 
 FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 """Names and patterns of the files in a checkpoint's folder that hold the drafter."""
+PROVENANCE = "provenance.json"  # of a drafter's training
 
 
 def is_net(name: str) -> bool:
@@ -27,6 +28,15 @@ def is_net(name: str) -> bool:
     except (OSError, ValueError, RecursionError):
         return False  # reading it raises the error
     return isinstance(config, dict) and kind_of_config(config) is not None
+
+
+def provenance_of(folder: Path | None) -> dict[str, Any]:
+    """The provenance that `outpace train` wrote into a folder, with a training `run`; empty where none can be read."""
+    try:
+        found = json.loads((folder / PROVENANCE).read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("run"), dict) else {}
 
 
 def load_net(name: str) -> nn.Module:

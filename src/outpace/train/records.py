@@ -11,9 +11,10 @@ from typing import Any
 
 from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem
+from outpace.drafters.load import PROVENANCE
 from outpace.lib.errors import InvalidRequest, ModelError
 
-PROVENANCE, LOG, COUNTERS = "provenance.json", "log.jsonl", "counters.json"
+LOG, COUNTERS = "log.jsonl", "counters.json"
 
 
 def files_hash(paths: Sequence[Path]) -> str:

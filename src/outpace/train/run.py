@@ -21,7 +21,7 @@ from outpace.data.answers import read_about, read_answers
 from outpace.data.workload import WorkItem, read_workloads
 from outpace.drafters.convert import settings_in
 from outpace.drafters.kinds import kind_of
-from outpace.drafters.load import load_net, locate
+from outpace.drafters.load import PROVENANCE, load_net, locate
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainSettings, training_of
@@ -37,7 +37,7 @@ from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EngineAnswerer, check_made, regenerate, sampling_of, store_for
 from outpace.train.data import BatchSampler, SampleSet, TrainingData, by_id, training_samples
 from outpace.train.features import FeatureStore, about_features, capture, check_stored, stored_features
-from outpace.train.records import PROVENANCE, check_disk, claim, files_hash, prompts_hash
+from outpace.train.records import check_disk, claim, files_hash, prompts_hash
 from outpace.train.trainer import DRAFTER, STATES, Trainer
 
 ANSWERS = "answers"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from outpace.data.workload import WorkItem
+from outpace.drafters.load import PROVENANCE
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train.records import (
-    PROVENANCE,
     RunLog,
     States,
     claim,

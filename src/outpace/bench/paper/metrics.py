@@ -75,8 +75,8 @@ class Measured:
         if "server" in self.options:
             return f"what the server at {self.options['server']} was started with"
         if drafter := self.options["drafter"]:
-            is_own = drafter["kind"] == "draft-lm" and drafter["folder"] is None
-            files.append(f"drafter {drafter['fingerprint']}" + (" (the target's first layers)" if is_own else ""))
+            own = " (the target's first layers)" if is_first_layers(drafter) else ""
+            files.append(f"drafter {drafter['fingerprint']}{own}")
             if answers := drafter.get("answers"):
                 steps = f", {drafter['steps']} steps" if drafter["steps"] else ""
                 files[-1] += f" (trained on answers {answers[:8]}{steps})"
@@ -106,6 +106,11 @@ def measured(
     equal, bugs = kinds.count("equal"), kinds.count("bug")
     rounds = [_rounds(record) for record in records]
     return Measured(_fields(own), _fields(base), equal, len(kinds), bugs, options, ids=ids, rounds=rounds)
+
+
+def is_first_layers(drafter: Mapping[str, Any]) -> bool:
+    """Whether a record's drafter is the target's own first layers, which are not trained to draft."""
+    return drafter["kind"] == "draft-lm" and drafter.get("folder") is None
 
 
 def _rounds(record: Mapping[str, Any]) -> dict[int, int]:
@@ -150,7 +155,7 @@ def _fields(records: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
         cells |= {"requests": len(own), "equal": sum(record["equal"] for record in own)}
         cells |= {"memory_mb": sum(record["memory_mb"] for record in own)}
         cells |= {"warm_mb": sum(_warm_mb(record["options"]) for record in own)}
-        cells |= {"levels": sum(_levels(record.get("options", {})) for record in own)}
+        cells |= {"levels": sum(_levels(record["options"]) for record in own)}
         cells |= _thresholds(own)
         cells |= {"repeated": sum(_repeated(record.get("token_ids", ())) for record in own)}
         cells |= {"own_ms": sum(record["decode_ms"] for record in own)}
@@ -193,7 +198,7 @@ def _repeated(turns: Sequence[Sequence[int]]) -> float:
 
 def _thresholds(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Of gates, by their number from the root on."""
-    settings = [record.get("options", {}).get("shape_settings") or {} for record in records]
+    settings = [record["options"].get("shape_settings") or {} for record in records]
     found = [[*one.get("thresholds", ()), *[math.nan] * GATES][:GATES] for one in settings]
     return {f"gate_{number}": sum(column) for number, column in enumerate(zip(*found), 1)}
 

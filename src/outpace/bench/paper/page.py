@@ -8,14 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from outpace.bench.paper.cells import CellComparison
 from outpace.bench.paper.checks import CHECKS
 from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, ExhibitRun, Row
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.intervals import FEWEST
-from outpace.bench.paper.metrics import METRICS
+from outpace.bench.paper.metrics import METRICS, is_first_layers
 from outpace.bench.paper.sources import INSTEAD, RecordFolder, RecordSource
 from outpace.bench.paper.verdicts import ClaimFinding, judge
 from outpace.bench.report import equal_share
@@ -68,14 +66,9 @@ class ShownExhibit:
         labels = [run.label for run in self.runs if run.label in (claim.runs or (run.label,))]
         for row in [one for one in dict.fromkeys(claim.named_rows) if one not in plain][:MOST_COSTS]:
             label = next((label for label in labels if self.comparison.has(label, row)), None)
-            places = [(label, row, of) for of in claim.sets or self.comparison.sets]
-            cells = [cell for place, cell in self.comparison.cells.items() if place in places]
-            all_prompts = [np.arange(len(cell.own["steps"]))[None] for cell in cells]
-            values = [
-                np.mean([cell.metric(name, one)[0] for cell, one in zip(cells, all_prompts, strict=True)])
-                for name in (names if cells else ())
-            ]
-            if values and np.isfinite(values).all():
+            found = [] if label is None else [self.comparison.estimate(name, label, row, claim.sets) for name in names]
+            values = [one.value for one in found if one is not None]
+            if len(values) == len(names):
                 draft, forward, tokens, even = values
                 yield (
                     f"{row}{f' ({label})' if len(labels) > 1 else ''}: a round drafts for {draft:.1f} ms, verifies for "
@@ -91,10 +84,8 @@ class ShownExhibit:
     def same_data(self) -> str:
         """Whether the drafters of its rows were trained on the same answers, in words; empty with less than two. The
         target's first layers are not trained to draft."""
-        drafters = [cell.options["drafter"] for cell in self.comparison.cells.values()]
-        is_own = [one is None or (one["kind"] == "draft-lm" and one.get("folder") is None) for one in drafters]
-        trained = [one for one, untrained in zip(drafters, is_own, strict=True) if not untrained]
-        answers = {one["fingerprint"]: one.get("answers") for one in trained}
+        drafters = [one for cell in self.comparison.cells.values() if (one := cell.options["drafter"]) is not None]
+        answers = {one["fingerprint"]: one.get("answers") for one in drafters if not is_first_layers(one)}
         if len(answers) < 2:
             return ""
         return "unknown" if None in answers.values() else "yes" if len({*answers.values()}) == 1 else "no"
