@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers.contenders import PEERS
-from benchmarks.peers.environments import PeerMissing, prepare
+from benchmarks.peers.environments import VERSIONS, PeerMissing, prepare
 
-FOLDER, VERSIONS = Path("build"), Path("constraints/peers")
 TESTS_NEED = ("pytest", "pytest-timeout", "scipy", "httpx", "prometheus-client")
 
 
@@ -19,7 +18,7 @@ def main() -> None:
     """Make the environment if it is not there, and install the checkout in it."""
     vllm = PEERS["vllm"]
     try:
-        python = prepare("vllm", replace(vllm, packages=(*vllm.packages, *TESTS_NEED)), FOLDER, VERSIONS)
+        python = prepare("vllm", replace(vllm, packages=(*vllm.packages, *TESTS_NEED)), Path("build"))
     except PeerMissing as error:
         sys.exit(str(error))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]

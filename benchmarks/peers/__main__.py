@@ -11,16 +11,16 @@ from typing import Annotated
 import psutil
 import torch
 import typer
-from rich.console import Console
 
 from benchmarks.peers.contenders import FILE, HF, NEED_A_DRAFT, OURS, Peer, Service, entry_name, named_peers
-from benchmarks.peers.environments import PeerMissing, prepare
+from benchmarks.peers.environments import FOLDER, VERSIONS, PeerMissing, prepare
 from benchmarks.peers.figures import markdown, rows
 from benchmarks.peers.processes import RunnerProcess
 from benchmarks.peers.race import Entry, Race, Task
 from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.bench.environment import environment
 from outpace.bench.records import RunFolder
+from outpace.cli.options import complain, note
 from outpace.data.workload import fingerprint, read_workloads
 from outpace.doctor.machine import bandwidth
 from outpace.lib.errors import InvalidRequest, OutpaceError
@@ -101,13 +101,11 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
     threads: Annotated[int | None, typer.Option(help="Of every contender; by default physical cores.")] = None,
     draft: Annotated[str | None, typer.Option(help="For methods with a draft model; by default what ships.")] = None,
-    wait: Annotated[str | None, typer.Option(help="OMP_WAIT_POLICY of the peers; by default their own.")] = None,
-    folder: Annotated[Path, typer.Option(help="For environments and weights.")] = Path("build/peers"),
-    constraints: Annotated[Path, typer.Option(help="Pinned versions of each peer.")] = Path("constraints/peers"),
+    folder: Annotated[Path, typer.Option(help="For environments and weights.")] = FOLDER,
+    constraints: Annotated[Path, typer.Option(help="Pinned versions of each peer.")] = VERSIONS,
     out: Annotated[Path | None, typer.Option(help="For records, table and chart; a new folder.")] = None,
 ) -> None:
     """Race other libraries against this one: same weights, prompts as ids, lengths and threads, greedy, interleaved."""
-    notes = Console(stderr=True)
     chosen = named_peers(peers)
     items = read_workloads(workload or ["builtin:4"], 1)
     codec, _, eos = load_vocabulary_facts(model)
@@ -119,15 +117,15 @@ def main(
     task = Task(items, prompts, max_new_tokens, eos, shared)
     where = out or Path("runs") / f"peers-{datetime.now():%F-%H%M%S}"
     settings = shared | {"peers": list(chosen), "prompts": fingerprint(items), "max_new_tokens": max_new_tokens}
-    run = RunFolder(where, settings | {"wait": wait})
+    run = RunFolder(where, settings)
     if (where / "records.jsonl").exists():
         raise InvalidRequest(f"out={str(where)!r}: holds the records of a race; choose a new folder")
     setup = Setup(model, task, folder, constraints, draft or _shipped_draft(model), threads=count)
-    variables = {"OMP_NUM_THREADS": str(count)} | ({"OMP_WAIT_POLICY": wait} if wait else {})
+    variables = {"OMP_NUM_THREADS": str(count)}
     with ExitStack() as stack:
         entries = []
         for name, peer in chosen.items():
-            notes.print(f"setting up {name}", highlight=False)
+            note(f"setting up {name}")
             entries += setup.enter(name, peer, stack, where, variables)
         if not entries or entries[0].peer != "outpace":
             raise PeerMissing(next(iter(setup.missing.values())))
@@ -136,7 +134,7 @@ def main(
         for number, group in enumerate(race.groups(), start=1):
             run.append(group)
             records += group
-            notes.print(f"{number}/{len(items)} prompts", highlight=False)
+            note(f"{number}/{len(items)} prompts")
     found = rows(records)
     hardware = f"{shared['cores']} cores of {shared['hardware']}"
     title = f"{model}, {len(items)} prompts, at most {max_new_tokens} tokens, greedy, {count} threads, {hardware}"
@@ -161,5 +159,5 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except OutpaceError as error:
-        Console(stderr=True, markup=False).print(f"error: {error}", highlight=False, soft_wrap=True)
+        complain(error)
         sys.exit(2)

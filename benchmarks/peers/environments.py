@@ -12,12 +12,15 @@ from benchmarks.peers.contenders import Peer
 from outpace.kernels.build import COMPILERS
 from outpace.lib.errors import OutpaceError
 
+FOLDER, VERSIONS = Path("build/peers"), Path("constraints/peers")
+"""The folders of environments and of pinned versions, from the root of the repository."""
+
 
 class PeerMissing(OutpaceError):
     """A peer cannot run here; the message has the reason."""
 
 
-def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
+def prepare(name: str, peer: Peer, folder: Path = FOLDER, constraints: Path = VERSIONS) -> Path:
     """The Python of a peer's environment, which is made if it is missing or its packages have changed.
 
     Args:

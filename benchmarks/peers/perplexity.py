@@ -16,11 +16,11 @@ import numpy as np
 import psutil
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
 from benchmarks.peers.contenders import PEERS
-from benchmarks.peers.environments import PeerMissing, prepare
+from benchmarks.peers.environments import FOLDER, PeerMissing, prepare
+from outpace.cli.options import complain
 from outpace.data.workload import read_workloads
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.models.frozen import FrozenTarget
@@ -46,16 +46,13 @@ def main(
     model: Annotated[str, typer.Argument(help="A GGUF file.")],
     workload: Annotated[list[str], typer.Option("--workload", "-w", help="FILE or FILE:LIMIT, joined to one text.")],
     context: Annotated[int, typer.Option(help="Tokens of a window, of which the second half is scored.")] = 512,
-    threads: Annotated[int | None, typer.Option(help="By default physical cores.")] = None,
-    folder: Annotated[Path, typer.Option(help="For environments.")] = Path("build/peers"),
-    constraints: Annotated[Path, typer.Option(help="Pinned versions of each peer.")] = Path("constraints/peers"),
 ) -> None:
     """Perplexity of a GGUF file in llama.cpp, in this library, and of its weights in float32."""
-    count = threads or psutil.cpu_count(logical=False) or 1
+    count = psutil.cpu_count(logical=False) or 1
     torch.set_num_threads(count)
-    programs = prepare("llama.cpp", PEERS["llama.cpp"], folder, constraints).parent
+    programs = prepare("llama.cpp", PEERS["llama.cpp"]).parent
     text = "\n\n".join(item.turns[0] for item in read_workloads(workload, 1))
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         ids, theirs = score_in_llama_cpp(programs / "llama-perplexity", model, text, context, count, Path(scratch))
     windows = with_bos(ids, read_gguf(Path(model)).values.get("tokenizer.ggml.bos_token_id"))
     scores = {"llama.cpp": theirs}
@@ -136,5 +133,5 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except OutpaceError as error:
-        Console(stderr=True, markup=False).print(f"error: {error}", highlight=False, soft_wrap=True)
+        complain(error)
         sys.exit(2)

@@ -42,7 +42,6 @@ class Recorder:
         settings: of every runner, as `serve` describes.
         prompt, warm_up: ids.
         max_new_tokens: of an answer.
-        folder, constraints: of environments, as `prepare` describes.
     """
 
     codec: TextCodec
@@ -50,8 +49,6 @@ class Recorder:
     prompt: Sequence[int]
     warm_up: Sequence[int]
     max_new_tokens: int
-    folder: Path
-    constraints: Path
 
     def run(self, name: str, method: str) -> dict[str, Any]:
         """The record of a run on an otherwise idle machine."""
@@ -64,7 +61,7 @@ class Recorder:
 
     def _decode(self, name: str, method: str) -> dict[str, Any]:
         peer, threads = PEERS[name], str(self.settings["threads"])
-        python = prepare(name, peer, self.folder, self.constraints)
+        python = prepare(name, peer)
         variables = {"OMP_NUM_THREADS": threads} | ({"PYTHONPATH": ""} if peer.packages else {})
         settings = self.settings | {"methods": [method]}
         with (
@@ -98,8 +95,6 @@ def main(
     prompts: Annotated[Path, typer.Argument(help="JSON lines; the first is decoded.")],
     out: Annotated[Path, typer.Argument(help="The recording, as JSON.")],
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
-    folder: Annotated[Path, typer.Option(help="For environments.")] = Path("build/peers"),
-    constraints: Annotated[Path, typer.Option(help="Pinned versions of each peer.")] = Path("constraints/peers"),
 ) -> None:
     """Record what readers of the terminals would see."""
     codec, _, eos = load_vocabulary_facts(str(model))
@@ -108,7 +103,7 @@ def main(
     threads = psutil.cpu_count(logical=False) or 1
     settings: dict[str, Any] = {"model": str(model), "weights": str(model), "precision": GGUF, "eos": eos}
     settings |= {"threads": threads, "max_length": 2 * (len(prompt) + len(warm_up)) + max_new_tokens, "streamed": True}
-    recorder = Recorder(codec, settings, prompt, warm_up, max_new_tokens, folder, constraints)
+    recorder = Recorder(codec, settings, prompt, warm_up, max_new_tokens)
     runs = [recorder.run(name, method) for name, method in RECORDED]
     facts = {"date": f"{date.today():%F}", "machine": cpu_name(), "threads": threads, "model": model.stem}
     facts |= {"prompt": {"file": prompts.name, "id": first.id, "text": first.turns[0]}, "runs": runs}
