@@ -15,9 +15,9 @@ import typer
 from benchmarks.peers.contenders import FILE, HF, NEED_A_DRAFT, OURS, Peer, Service, entry_name, named_peers
 from benchmarks.peers.environments import FOLDER, VERSIONS, PeerMissing, prepare
 from benchmarks.peers.figures import markdown, rows
+from benchmarks.peers.gguf_file import export_gguf, weight_bytes
 from benchmarks.peers.processes import RunnerProcess
 from benchmarks.peers.race import Entry, Race, Task
-from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.bench.environment import environment
 from outpace.bench.records import RunFolder
 from outpace.cli.options import complain, note

@@ -1,10 +1,9 @@
-"""Writes weights, unchanged or as Q8_0, into a GGUF file for llama.cpp and OpenVINO.
+"""Exports a model as a GGUF file for llama.cpp and OpenVINO, from the weights that this library loads.
 
 Names, metadata and the order of query and key rows follow the GGUF specification and llama.cpp's reading of it.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,15 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.lib.errors import InvalidRequest
+from outpace.models.export import READY, TENSORS
+from outpace.models.loading.config import read_config
+from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.load import load_vocabulary_facts
+from outpace.models.loading.registry import resolve
 
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 """The architectures that this file writes, by `model_type`."""
@@ -29,23 +34,34 @@ FORMATS = {
 _BLOCKED, _BLOCK = ("Q8_0", "Q4_1"), 32
 
 
-def write_gguf(
-    path: Path, config: Any, weights: Mapping[str, Tensor], tokenizer: Path, precision: str, eos: int
-) -> None:
-    """Write a model: matrices in the precision, vectors in float32.
+def export_gguf(exported: Path, precision: str) -> Path:
+    """The path of a GGUF file, made once: matrices in the precision, vectors in float32.
 
     Args:
-        path: of the file.
-        config: the model's.
-        weights: its state dict, by transformers' names.
-        tokenizer: its tokenizer.json, whose vocabulary goes into the file.
+        exported: a folder made by `export`.
         precision: a key of FORMATS.
-        eos: id that ends an answer.
 
     Raises:
         InvalidRequest: an architecture that this file does not write, matrices that F16 cannot hold, or rows that
             blocks cannot divide.
     """
+    path = exported.parent / f"{precision}.gguf"
+    if path.is_file() and path.stat().st_mtime >= (exported / READY).stat().st_mtime:
+        return path
+    scratch = path.with_suffix(".tmp")
+    _write(scratch, exported, precision)
+    scratch.replace(path)
+    return path
+
+
+def weight_bytes(file: Path) -> int:
+    """Bytes of a GGUF file's tensors that each token reads: all except an embedding that is not also the head."""
+    sizes = {name: tensor.data.nbytes for name, tensor in read_gguf(file).tensors.items()}
+    return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)
+
+
+def _write(path: Path, exported: Path, precision: str) -> None:
+    config: Any = read_config(resolve(str(exported)))
     if config.model_type not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise InvalidRequest(f"model_type={config.model_type!r}: no GGUF can be made of it; of {known} it can")
@@ -53,9 +69,11 @@ def write_gguf(
     writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_file_type(FORMATS[precision][1])
     _add_sizes(writer, config)
-    _add_vocabulary(writer, json.loads(tokenizer.read_text(encoding="utf-8")), config.vocab_size, eos)
+    _, _, eos = load_vocabulary_facts(str(exported))
+    tokenizer = json.loads((exported / "tokenizer.json").read_text(encoding="utf-8"))
+    _add_vocabulary(writer, tokenizer, config.vocab_size, eos[0] if eos else 0)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for name, weight in weights.items():
+    for name, weight in load_file(exported / TENSORS).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from benchmarks.peers.gguf_file import export_gguf, weight_bytes
 from benchmarks.peers.run_transformers import Contender
 from benchmarks.peers.serve import Clock
-from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.drafters.draft_lm.net import DraftLmNetSettings, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.tensor_file import save_tensors
