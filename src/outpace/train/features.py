@@ -195,7 +195,8 @@ def stored_features(
     max_length: int,
     answers: Mapping[str, Any],
 ) -> Callable[[str], Tensor]:
-    """A function that reads captured features by the keys of sequences. `answers`: the settings of the answers."""
+    """A function that reads captured features by the keys of sequences, which may be of more tokens. `answers`: the
+    settings of the answers."""
     store = FeatureStore.existing(folder)
     there = list(store.about["taps"])
     if absent := set(taps).difference(there):
@@ -219,13 +220,7 @@ def stored_features(
             f"features={folder!r}: {len(missing)} of {len(samples)} sequences are not in it, such as {missing[0]!r}; "
             "run `outpace train capture` again to complete it"
         )
-    return partial(_read, store, target.dtype, taps, max_length)
-
-
-def _read(store: FeatureStore, dtype: torch.dtype, taps: Sequence[int], most: int, name: str) -> Tensor:
-    """Features of a sequence, cut to `most` tokens. A function of the module, so that it can be pickled for loader
-    processes."""
-    return store.read(name, dtype, taps)[:most]
+    return partial(store.read, dtype=target.dtype, taps=taps)
 
 
 @torch.inference_mode()
@@ -240,7 +235,7 @@ def expected(
         if stored is None:
             hidden = target.features(sample.ids[None].to(target.device), [len(sample.ids)], (target.layers,))[0]
         else:
-            hidden = stored(sample.key).to(target.device)
+            hidden = stored(sample.key)[: len(sample.ids)].to(target.device)
         found = [_likeliest(target, rows) for rows in hidden[:-1].split(ROWS)]
         ids, probs = (torch.cat(parts) for parts in zip(*found, strict=True))
         yield sample.ids[:-1], ids, probs
