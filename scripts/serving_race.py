@@ -3,11 +3,11 @@
     python scripts/serving_race.py FILE.gguf -w mtbench_dev.jsonl -w gsm8k_dev.jsonl --llama-server PATH
     python scripts/serving_race.py smollm2-135m -w mtbench_dev.jsonl --vllm lookup:budget=5 domino
 
-There is one server of this package, with plain decoding and its default method, one of llama.cpp for each kind of
-`--spec`, and with `--vllm` one of vLLM for plain decoding and for each method (`outpace serve --engine vllm`). All stay
-loaded; they take turns. `--levels` are requests in flight, one arriving as another ends. Each level has its own prompts
-as long as there are any. `x plain` and `equal`, the share of equal answers, compare with plain decoding of the same
-kind of server.
+There is one server of this package, with plain decoding and its default method; with `--llama-server` one of llama.cpp
+for plain decoding and for each kind of `--spec`, and with `--vllm` one of vLLM for plain decoding and for each method
+(`outpace serve --engine vllm`). All stay loaded; they take turns. `--levels` are requests in flight, one arriving as
+another ends. Each level has its own prompts as long as there are any. `x plain` and `equal`, the share of equal
+answers, compare with plain decoding of the same kind of server.
 
 Writes summary.json and serving.svg, and prints a table. Needs `outpace[serve,plots]`, and for `--vllm` also vLLM.
 """
@@ -71,7 +71,7 @@ def servers(stack: ExitStack, options: argparse.Namespace) -> dict[str, str]:
         theirs += ["--kv-cache-memory-bytes", str(_VLLM_CACHE)]
         log = options.out / f"vllm-{method.replace(':', '-')}.log"
         found[f"vllm/{method}"] = start(stack, theirs, log, "--", "--enforce-eager", "--disable-uvicorn-access-log")
-    for spec in options.spec if options.llama_server else ():
+    for spec in dict.fromkeys(("none", *options.spec)) if options.llama_server else ():
         theirs = [str(options.llama_server), "--model", options.model, "--parallel", str(most)]
         theirs += ["--ctx-size", str(MOST_LENGTH * max(most, 4) // 4), "--kv-unified"]
         theirs += ["--threads", threads, "--threads-batch", threads]
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("-w", "--workload", action="append", required=True)
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's program; MODEL is then a GGUF file")
-    parser.add_argument("--spec", nargs="+", default=["none", "ngram-mod"], help="of --spec-type; the first is plain")
+    parser.add_argument("--spec", nargs="+", default=["ngram-mod"], help="of --spec-type; plain is measured too")
     parser.add_argument("--vllm", nargs="+", default=[], metavar="METHOD", help="of outpace serve --engine vllm")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--tokens", type=int, default=96)

@@ -53,14 +53,15 @@ def test_llama_cpp_runs_as_its_user_would_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     """Guards against a rival whose threads sleep because ours do, which has two of them on any machine, and which
-    refuses prompts that ours takes where few requests are in flight."""
+    refuses prompts that ours takes where few requests are in flight; and against `--spec` without its plain decoding,
+    with which the others are compared."""
     race = import_module("scripts.serving_race")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setitem(threads._CHOSEN, "OMP_WAIT_POLICY", "passive")
     with ExitStack() as stack:
-        asked = options(tmp_path, llama_server=Path("llama-server"))
-        assert list(race.servers(stack, asked)) == ["outpace", "llama.cpp/none"]
-    (_, (theirs, variables)) = started
+        asked = options(tmp_path, llama_server=Path("llama-server"), spec=["ngram-mod"])
+        assert list(race.servers(stack, asked)) == ["outpace", "llama.cpp/none", "llama.cpp/ngram-mod"]
+    (_, (theirs, variables), _) = started
     assert [theirs[theirs.index(flag) + 1] for flag in ("--threads", "--threads-batch")] == ["6", "6"]
     assert int(theirs[theirs.index("--ctx-size") + 1]) == race.MOST_LENGTH
     assert "OMP_WAIT_POLICY" not in variables
