@@ -381,11 +381,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _folders(folder: Path, key: str) -> Iterator[list[Record]]:
-    """Lists of a job's records, with peaks of memory; those of a list share one run of plain decoding."""
+    """Lists of a job's records, with peaks of memory and the drafter that was named, which may be a GGUF file; those of
+    a list share one run of plain decoding."""
     peaks = read_peaks(folder / "records" / key)
     for file in sorted((folder / "records" / key).glob(f"*/{RECORDS}")):
+        named = object_of(file, text_of(file.with_name(SETTINGS)) or "{}").get("drafter")
         records = [object_of(file, line) for line in text_of(file).split("\n")[:-1]]
-        yield [record | {"peak_mb": peaks.get(record["method"]) or math.nan} for record in records]
+        yield [record | {"peak_mb": peaks.get(record["method"]) or math.nan, "named": named} for record in records]
 
 
 def _methods(records: Sequence[Record], prompts: int) -> set[str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from outpace.bench.records import DRAFT_MS, GRAFT_MS, PHASES
 from outpace.lib.errors import InvalidRequest
+from outpace.models.draft import EARLY_EXIT
 
 Numbers = NDArray[np.float64]
 Sums = Mapping[str, Numbers]
@@ -101,6 +102,8 @@ def measured(
             f"records of {records[0]['method']}: their options lack {', '.join(sorted(missing))}, which leaves open "
             "what it started with; measure it again"
         )
+    if drafter := options["drafter"]:
+        options = options | {"drafter": drafter | {"named": records[0].get("named")}}
     own, base = ([one if first is None else _first(one, first) for one in some] for some in (records, plain))
     ids = " ".join(record.get("id", "") for record in records)
     equal, bugs = kinds.count("equal"), kinds.count("bug")
@@ -109,8 +112,10 @@ def measured(
 
 
 def is_first_layers(drafter: Mapping[str, Any]) -> bool:
-    """Whether a record's drafter is the target's own first layers, which are not trained to draft."""
-    return drafter["kind"] == "draft-lm" and drafter.get("folder") is None
+    """Whether a record's drafter is the target's own first layers, which are not trained to draft. Like them, a GGUF
+    file has no folder, but it was named."""
+    named = str(drafter.get("named") or EARLY_EXIT).partition(":")[0]
+    return drafter["kind"] == "draft-lm" and drafter.get("folder") is None and named == EARLY_EXIT
 
 
 def _rounds(record: Mapping[str, Any]) -> dict[int, int]:

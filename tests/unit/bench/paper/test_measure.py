@@ -468,7 +468,7 @@ def test_prompts_that_changed_are_refused(suite: Callable[[], Suite], data: Path
 
 def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     """Guards against rows of a machine and a drafter under the name of those that measured last, and against a draft
-    model that was not given and is no model of its own."""
+    model that was not given and is no model of its own, or one of a GGUF file that passes for the first layers."""
     own = suite()
     shown(own, exhibit())
     first, *_ = sorted(own.folder.glob("records/*/*/settings.json"))
@@ -485,6 +485,10 @@ def test_records_of_two_machines_name_both(suite: Callable[[], Suite]) -> None:
     (found,) = write_report("graft", [exhibit()], [source], own.folder)
     started = {line["row"]: line["starts_with"] for line in found.table()}
     assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther (the target's first layers)"}
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"drafter": "draft.gguf"}))
+    (found,) = write_report("graft", [exhibit()], [RecordFolder.read(own.folder)], own.folder)
+    started = {line["row"]: line["starts_with"] for line in found.table()}
+    assert set(started["TR"].split("; ")) == {"nothing", "drafter 0ther"}
 
 
 @pytest.mark.parametrize(
