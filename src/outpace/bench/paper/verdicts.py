@@ -85,9 +85,10 @@ class _Side:
             self.claimed += f" ({', '.join(each)})"
 
     def _apart(self, value: float) -> str:
-        """A number, with as many places as tell it from a claimed bound: of 0.996 to 1.004 1.00 would be one."""
+        """A number, with as many places as tell it from a claimed bound: of 0.996 to 1.004 1.00 would be one, and of
+        -0.004 -0.00."""
         forms = (self.form(value, more) for more in range(4))
-        of_limits = {self.form(limit, more) for limit in self.limits for more in range(4)}
+        of_limits = {self.form(limit, more) for one in self.limits for limit in (one, -one) for more in range(4)}
         return next((text for text in forms if text not in of_limits), self.form(value, 0))
 
     def verdict(self) -> tuple[Verdict, str, int | None]:
@@ -259,9 +260,15 @@ class _Sides:
                 self._add(side, self.sign * (one - other), label, of, self._units(label, first, of))
         if both:
             over, under = _means([pair for pairs in both.values() for pair in pairs])
-            side.pooled = self.sign * (over - under)
+            side.pooled = self._gain(over, under)
             side.show(both, is_ratio=True)
         return side
+
+    def _gain(self, over: Numbers, under: Numbers) -> Numbers:
+        """How far the ratio, whose interval is printed, is on the claimed side of 1; 0 where both numbers are 0. The
+        interval of their difference may lie elsewhere, since those of few prompts are widened."""
+        gain: Numbers = self.sign * (over - under) / np.maximum(under, 1e-9)
+        return gain
 
     def _trend(self, row: str) -> _Side:
         by_run = [(label, found) for label in self.labels if (found := self._values(label, row))]
@@ -352,7 +359,7 @@ class _Sides:
                 self._add(side, self.sign * (one - other), label, "these sets", units)
         if pairs:
             one, other = _means(pairs)
-            side.pooled, side.shown = self.sign * (one - other), _mean(pairs, is_ratio=True)
+            side.pooled, side.shown = self._gain(one, other), _mean(pairs, is_ratio=True)
         return side
 
 

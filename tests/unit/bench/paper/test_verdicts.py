@@ -284,6 +284,16 @@ def test_an_interval_is_printed_with_the_places_that_decide_it() -> None:
         assert " (0.998 to 1.002), claimed" in verdict(claim, **rows).numbers
     same = verdict({"order": ("one", "twin")}, one=rows["one"], twin=rows["one"])
     assert " (1.00 to 1.00), claimed" in same.numbers
+    trend = verdicts._Side("", lambda value, more: f"{value:+.{2 + more}f}", limits=(0.0,))
+    assert trend._apart(-0.004) == "-0.004"
+
+
+def test_the_interval_that_is_printed_decides() -> None:
+    """Guards against "0.82 (0.66 to 0.99), claimed above 1.00: undecided", where the interval of the difference, which
+    nobody sees, was widened beyond equality."""
+    rows = {"one": [[54.0, 49, 52, 54, 54, 41]], "other": [[56.0, 23, 32, 54, 24, 22]]}
+    found = verdict({"order": ("one", "other")}, **rows)
+    assert (found.verdict, " (0.41 to 0.97), claimed above 1.00" in found.numbers) == ("does not hold", True)
 
 
 def test_the_first_tokens_of_an_answer() -> None:
