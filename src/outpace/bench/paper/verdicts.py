@@ -110,8 +110,8 @@ class _Side:
             return ("holds on average" if against else "holds"), text, None
         if high < 0:
             return "does not hold", text, None
-        half = (high - low) / 2
-        more = int(np.ceil(self.prompts * (half / abs(value)) ** 2)) if value else 0
+        reach = value - low if value > 0 else high - value  # to the end of the interval that lies beyond equality
+        more = int(np.ceil(self.prompts * (reach / value) ** 2)) if value else 0
         return "undecided", text, more if self.prompts < more <= MOST else None
 
 

@@ -262,12 +262,15 @@ def test_the_prompts_needed_are_those_of_the_comparison_that_needs_most() -> Non
 
 
 def test_prompts_are_needed_only_for_what_they_would_decide() -> None:
-    """Guards against a number of prompts after a verdict, and against one that no user would measure."""
+    """Guards against a number of prompts after a verdict, one that no user would measure, and none where an interval
+    reaches farther on the side that decides nothing."""
     rows = {"a": [SLOW] * 2, "b": [FAST] * 2, "c": [[20.0, 44, 10, 43, 9]] * 2}
     decided = verdict({"order": ("a", "b", "c")}, **rows)
     assert (decided.verdict, decided.more_prompts) == ("does not hold", None)
     level = verdict({"order": ("a", "b")}, a=[[20.0, 30, 20, 30, 20.001]] * 2, b=[[30.0, 20, 30, 20, 20]] * 2)
     assert (level.verdict, level.more_prompts) == ("undecided", None)
+    skewed = verdict({"order": ("one", "base")}, one=[[22.0] * 7 + [40.0]], base=[[30.0] * 8])
+    assert (skewed.verdict, skewed.more_prompts) == ("undecided", 9), "half of the interval is less than the difference"
 
 
 def test_a_bound_is_printed_with_the_places_that_it_has() -> None:
