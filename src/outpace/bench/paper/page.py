@@ -20,7 +20,7 @@ from outpace.bench.report import equal_share
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
 OF_SPEED = {"speedup", "end_to_end_speedup", "speedup_of_rates", "tokens_per_second", "end_to_end_rate"}
-MOST_COSTS = 3  # rows whose costs are printed with a claim
+MOST_COSTS = 5  # rows whose costs are printed with a claim: most have no more
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777 }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem }
@@ -59,21 +59,24 @@ class ShownExhibit:
         return found
 
     def _costs(self, claim: Claim) -> Iterator[str]:
-        """Why rows are fast or slow, of the first ones: drafting and verification in a round, and the tokens per step
-        with which it takes the time of plain decoding."""
+        """Why rows are fast or slow, at first that which others are compared with: drafting and verification in a
+        round, and the tokens per step with which it takes the time of plain decoding; of a trend, at both ends."""
         names = ("draft_ms", "forward_ms", "tokens_per_step", "breaks_even")
         plain = {PLAIN_ROW, *(row.name for row in self.rows if row.method == "plain")}
         labels = [run.label for run in self.runs if run.label in (claim.runs or (run.label,))]
-        for row in [one for one in dict.fromkeys(claim.named_rows) if one not in plain][:MOST_COSTS]:
-            label = next((label for label in labels if self.comparison.has(label, row)), None)
-            found = [] if label is None else [self.comparison.estimate(name, label, row, claim.sets) for name in names]
-            values = [one.value for one in found if one is not None]
-            if len(values) == len(names):
-                draft, forward, tokens, even = values
-                yield (
-                    f"{row}{f' ({label})' if len(labels) > 1 else ''}: a round drafts for {draft:.1f} ms, verifies for "
-                    f"{forward:.1f} ms and has {tokens:.2f} tokens; plain decoding's speed takes {even:.2f}."
-                )
+        rows = [one for one in dict.fromkeys((claim.over, *claim.named_rows)) if one is not None and one not in plain]
+        for row in rows[:MOST_COSTS]:
+            own = [label for label in labels if self.comparison.has(label, row)]
+            for label in dict.fromkeys([*own[:1], *(own[-1:] if claim.falls or claim.rises else ())]):
+                found = [self.comparison.estimate(name, label, row, claim.named_sets) for name in names]
+                values = [one.value for one in found if one is not None]
+                if len(values) == len(names):
+                    draft, forward, tokens, even = values
+                    yield (
+                        f"{row}{f' ({label})' if len(labels) > 1 else ''}: a round drafts for {draft:.1f} ms, verifies "
+                        f"for {forward:.1f} ms and has {tokens:.2f} tokens; {even:.2f} would make it as fast as plain "
+                        "decoding."
+                    )
 
     @property
     def bugs(self) -> int:

@@ -107,16 +107,19 @@ def test_a_source_without_records_of_an_exhibit_has_no_verdicts(suite: Callable[
 
 
 def test_a_verdict_about_speed_has_what_rounds_cost(suite: Callable[[], Suite]) -> None:
-    """Guards against a fixed sentence as the only reason of a speed, whatever the target's passes and drafts cost."""
-    claims = [
+    """Guards against a fixed sentence as the only reason of a speed, whatever the target's passes and drafts cost, and
+    against a row whose costs are left out as the last, though all others are compared with it."""
+    claims: list[dict[str, Any]] = [
         {"id": f"G{number}", "text": "TR over PLD", "metric": metric, "order": ("TR", "PLD")}
         for number, metric in enumerate(("speedup", "tokens_per_step"))
     ]
+    claims.append({"id": "G2", "text": "TR over PLD", "rows": ("TR",), "over": "PLD", "at_least": 1.0})
     (found,) = shown(suite(), exhibit(claims=claims))
-    of_speed, of_tokens = (one.why for one in found.findings)
+    of_speed, of_tokens, of_ratio = (one.why for one in found.findings)
     assert re.search(r"TR: a round drafts for [0-9.]+ ms, verifies for [0-9.]+ ms and has [0-9.]+ tokens", of_speed)
     assert "PLD: a round drafts" in of_speed
     assert "a round drafts" not in of_tokens
+    assert of_ratio.index("PLD: a round drafts") < of_ratio.index("TR: a round drafts")
 
 
 @pytest.mark.parametrize(("data", "is_said"), [("builtin", True), ("prompts", False)])
