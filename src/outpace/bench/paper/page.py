@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.bench.paper.cells import CellComparison
 from outpace.bench.paper.checks import CHECKS
-from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, ExhibitRun, Row
+from outpace.bench.paper.exhibit import PAPERS, PLAIN_ROW, Claim, Exhibit, ExhibitRun, Row, read_exhibits
 from outpace.bench.paper.figures import draw
 from outpace.bench.paper.intervals import FEWEST
 from outpace.bench.paper.metrics import METRICS, is_first_layers
@@ -215,7 +215,9 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
     are_several = len(sources) > 1
     title = f"{PAPERS[paper]}: tables, figures and claims, measured again"
     links = (f"<a href='#{_anchor(first.exhibit)}'>{escape(first.exhibit.name)}</a>" for first, *_ in shown)
-    abouts = (f"<p><b>Target {escape(one.name)}</b>, {'; '.join(map(escape, one.about()))}.</p>" for one in sources)
+    names = [first.exhibit.name for first, *_ in shown]
+    chosen = names if len(names) < len(read_exhibits(paper)) else []
+    abouts = (_about(one, paper, chosen) for one in sources)
     parts = [f"<h1>{title}</h1>", *abouts, f"<nav>{' '.join(links)}</nav>"]
     parts.append("<h2>Claims</h2>")
     parts += [f"<p>{VERDICTS}</p>", _claims(shown, are_several)]
@@ -235,6 +237,12 @@ def _page(paper: str, shown: Sequence[Sequence[ShownExhibit]], sources: Sequence
     return (
         f"<!doctype html><html lang='en'><head>{head}<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
     )
+
+
+def _about(source: RecordSource, paper: str, names: Sequence[str]) -> str:
+    """How a source was measured, with the command for these exhibits, all if none is named."""
+    again = f" Command: <code>{escape(source.command(paper, names))}</code>" if isinstance(source, RecordFolder) else ""
+    return f"<p><b>Target {escape(source.name)}</b>, {'; '.join(map(escape, source.about()))}.{again}</p>"
 
 
 def _anchor(exhibit: Exhibit) -> str:

@@ -94,6 +94,16 @@ class RecordFolder:
             )
         return texts
 
+    def command(self, paper: str, names: Sequence[str]) -> str:
+        """What measures these exhibits again, all if none is named; of files and folders it has the last part."""
+        drafters, data = self.manifest.get("drafters", {}), self.manifest["data"]
+        trained = [name for name in drafters if Path(drafters[name]).parts[-3:] == ("drafters", name, "drafter")]
+        given = {name: Path(path).name for name, path in drafters.items() if name not in trained}
+        words = ["outpace bench paper", paper, *(f"--{name}" for name in names), *["--quick"] * self.is_quick]
+        words += [f"--target {self.target}", *([] if data == "builtin" else [f"--data {Path(data).name}"])]
+        words += [f"--drafter {name}={file}" if name else f"--drafter {file}" for name, file in given.items()]
+        return " ".join([*words, *(["--train FILE"] if trained else [])])
+
     @cached_property
     def models(self) -> list[list[dict[str, Any]]]:
         """Lines about the target, then about the drafters of all records, as far as these say; None for the rest."""

@@ -69,9 +69,9 @@ def shown(suite: Suite, *exhibits: Exhibit) -> list[ShownExhibit]:
     return write_report("graft", exhibits, [RecordFolder.read(suite.folder)], suite.folder)
 
 
-def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Suite]) -> None:
-    """Guards against a table without the equality column, or without what a row started with, and against figures of
-    two sources whose clips and markers refer to each other's."""
+def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Suite], data: Path) -> None:
+    """Guards against a table without the equality column, or without what a row started with, a report that nobody can
+    make again, and figures of two sources whose clips and markers refer to each other's."""
     own = suite()
     (found,) = shown(own, exhibit())
     lines = {line["row"]: line for line in found.table()}
@@ -81,6 +81,7 @@ def test_a_report_has_every_row_with_equality_and_origin(suite: Callable[[], Sui
     assert set(lines["TR"]["values"]["tokens_per_step"]["sets"]) == {"letters", "digits/odd"}
     page = (own.folder / REPORT).read_text()
     assert "TR over PLD" in page
+    assert f"<code>outpace bench paper graft --table 1 --target tiny --data {data.name}</code>" in page
     assert "http" not in page.replace("http://www.w3.org", "")  # no network
     drawn = exhibit(panels=[{"kind": kind, "metric": "tokens_per_step"} for kind in ("bars", "rows")])
     write_report("graft", [drawn], [RecordFolder.read(own.folder)] * 2, own.folder)
@@ -120,6 +121,17 @@ def test_a_verdict_about_speed_has_what_rounds_cost(suite: Callable[[], Suite]) 
     assert "PLD: a round drafts" in of_speed
     assert "a round drafts" not in of_tokens
     assert of_ratio.index("PLD: a round drafts") < of_ratio.index("TR: a round drafts")
+
+
+def test_a_command_names_what_a_run_was_given(tmp_path: Path) -> None:
+    """Guards against a command that measures other rows: without the draft model, or with drafters that were trained on
+    the way as if they had been given, and with somebody's folders."""
+    drafters = {"": "/models/draft.gguf", "dart": "/models/dart", "tf": str(tmp_path / "drafters" / "tf" / "drafter")}
+    made = {"target": "/models/target.gguf", "quick": True, "data": "builtin", "drafters": drafters}
+    wanted = (
+        "outpace bench paper domino --quick --target target.gguf --drafter draft.gguf --drafter dart=dart --train FILE"
+    )
+    assert RecordFolder(tmp_path, made).command("domino", []) == wanted
 
 
 @pytest.mark.parametrize(("data", "is_said"), [("builtin", True), ("prompts", False)])
