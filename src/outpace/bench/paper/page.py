@@ -55,7 +55,7 @@ class ShownExhibit:
         if found.numbers and claim.metric in OF_SPEED:
             found = replace(found, why=" ".join(filter(None, [found.why, *self._costs(claim)])))
         if found.numbers and (names := [row for row in claim.named_rows if row in replaced]):
-            return replace(found, numbers=f"{found.numbers}; {', '.join(names)}: measured by what stands in for it")
+            return replace(found, numbers=f"{found.numbers}; {' and '.join(names)}: measured by what stands in for it")
         return found
 
     def _costs(self, claim: Claim) -> Iterator[str]:

@@ -154,7 +154,7 @@ def judge(
         verdicts = [("holds" if one[0] == "holds on average" else one[0], *one[1:]) for one in verdicts]
     numbers, prompts = "; ".join(one[1] for one in verdicts), max((one.prompts for one in sides), default=0)
     if sides and (lacking := _lacking(claim, planned, comparison.cells)):
-        numbers += f"; without {', '.join(lacking)}"
+        numbers += f"; without {' and '.join(lacking)}"
     if claim.contradiction is not None:
         return found("the paper contradicts itself", numbers, prompts, why=claim.contradiction)
     for row in claim.named_rows:
@@ -197,7 +197,8 @@ def _unmeasured(claim: Claim, labels: Sequence[str], comparison: CellComparison,
     rows = [row for row in claim.named_rows if not any(comparison.has(label, row) for label in labels)]
     if rows:
         where = f"at {', '.join(claim.runs)}" if claim.runs else "in these runs"
-        return f"no records of {', '.join(rows)} {where}: quick runs leave them out, or they are not measured yet"
+        names = " and ".join(rows)  # which have commas
+        return f"no records of {names} {where}: quick runs leave them out, or they are not measured yet"
     if (claim.falls or claim.rises) and sum(comparison.has(label, claim.named_rows[0]) for label in labels) < 2:
         return "too few runs to compare; a full run has them"
     places = ((label, row) for label in labels for row in claim.named_rows)
@@ -328,7 +329,9 @@ class _Sides:
                     below, of_all = below + fewer, of_all + len(pairs)
                     self._add(side, np.array([-float(fewer)]), label, of, self._units(label, first, of))
         side.shown = np.array([float(below)])
-        side.name = f"{first} accepts less than {second} in, of {of_all} rounds that begin at the same token:"
+        side.name = (
+            f"of {of_all} rounds that begin at the same token, those in which {first} accepts less than {second}:"
+        )
         return side
 
     def _spread(self, row: str) -> _Side:
