@@ -192,7 +192,8 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
         return params
     param, grammar = found
     try:
-        params = replace(params, grammar=grammar)
+        # `ignore_eos` as the request has it, which `stop_token_ids` replace above: with a grammar it is refused.
+        params = replace(params, grammar=grammar, ignore_eos=bool(body.ignore_eos))
         model.engine.constraint(params)  # compiled here, outside the engine's steps, and cached
     except InvalidRequest as error:
         raise _blamed(model, body, params, param, error) from error

@@ -75,6 +75,7 @@ COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
          "tools[0].function.parameters"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"ignore_eos": True, "stop_token_ids": [5], "response_format": {"type": "json_object"}}, "response_format"),
         ({"outpace": {"method": "telepathy"}}, "outpace.method"),
         ({"outpace": {"method": "recycle:budget=-1"}}, "outpace.method"),
         ({"outpace": {"method": "recycle:budget=8", "budget": 3}}, "outpace.method"),
