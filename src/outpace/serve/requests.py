@@ -298,6 +298,8 @@ class ChatRequest(SharedFields):
     modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = None
     verbosity: Literal["medium"] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    prompt_cache_options: None = None
     safety_identifier: str | None = None
     reasoning_effort: None = None
     prediction: None = None
@@ -305,6 +307,7 @@ class ChatRequest(SharedFields):
     functions: None = None
     function_call: Literal["none"] | None = None
     web_search_options: None = None
+    moderation: None = None
 
     @model_validator(mode="after")
     def _go_together(self) -> "ChatRequest":
