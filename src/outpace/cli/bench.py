@@ -18,6 +18,7 @@ from outpace.cli.options import (
     MaxTurns,
     Workload,
     aside,
+    check_together,
     given_of,
     load_default,
     load_for,
@@ -162,6 +163,7 @@ def bench(
         concurrency=in_flight,
         prompts_once=prompts_once,
     )
+    check_together("batch_size" if in_flight is None else "concurrency", plan.in_flight, len(items))
     refuse_key(context, "--endpoint")
     model = model_of(loading, "--endpoint")
     if methods is not None and loading.speculative_config is None:

@@ -177,6 +177,15 @@ def refuse_key(context: typer.Context, other: str) -> None:
         raise InvalidRequest(f"api_key: no server is used; name one with {other}, or leave it out")
 
 
+def check_together(field: str, size: int, prompts: int) -> None:
+    """Refuse to decode more prompts together than there are: results would name a batch that never was."""
+    if size > prompts:
+        raise InvalidRequest(
+            f"{field}={size}: the workload has {prompts} prompts, which are too few to decode {size} together; give "
+            "more, or a smaller number"
+        )
+
+
 def quieten_transformers() -> None:
     """Turn off transformers' progress bars and advice, which would disturb the output of scripts and our progress
     bars."""

@@ -14,6 +14,7 @@ from outpace.cli.options import (
     MaxTurns,
     Workload,
     aside,
+    check_together,
     console,
     load_default,
     load_for,
@@ -62,6 +63,7 @@ def verify(
     if params.max_new_tokens == 0:
         raise InvalidRequest("max_new_tokens=0: nothing would be compared, and nothing certified; give 1 or more")
     methods, items = () if method is None else split_methods(method), read_workloads(workload, max_turns)
+    check_together("batch_size", max(batch_sizes), len(items))
     wanted = [replace(params, temperature=value) for value in temperature or [0.0, 1.0]]
     if methods and loading.speculative_config is None:
         loaded = load_for(loading, methods, max(batch_sizes))
