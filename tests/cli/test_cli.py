@@ -351,9 +351,13 @@ def test_a_number_of_ids_is_refused_before_texts_are_counted(
 
 
 def test_a_model_that_is_served_from_where_one_stands(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server of a model named "", which no request can name."""
+    """Guards against a server of a model named "", which no request can name, or named with a path: no shell expands
+    the ~ of --model=~/NAME."""
     names: list[tuple[str, ...]] = []
     monkeypatch.setattr("outpace.serve.run.serve", lambda loads, settings: names.append(settings.names))
     monkeypatch.chdir(folder)
-    assert run("serve", ".").exit_code == 0
-    assert names == [(Path(folder).name,)]
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(Path(folder).parent))
+    for model in (".", f"~/{Path(folder).name}"):
+        assert run("serve", f"--model={model}").exit_code == 0
+    assert names == [(Path(folder).name,)] * 2

@@ -12,6 +12,7 @@ from outpace.cli.from_settings import from_settings, options
 from outpace.cli.options import LOADING, SERVING, is_given, load, notes, quieten_transformers, refuse_options
 from outpace.core.settings import LoadSettings, settings_of
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import short_name
 from outpace.serve.settings import LOOPBACK, ServeSettings
 from outpace.vllm.nodes import Nodes
 
@@ -53,8 +54,7 @@ def serve(
         where = f"{settings.host}:{settings.port}"
         notes.print(f"anybody who can reach {where} can use this server: give --api-key", style="yellow")
     if not settings.names:
-        path = Path(loading.model)
-        settings = replace(settings, names=(path.resolve().name if path.exists() else loading.model,))
+        settings = replace(settings, names=(short_name(loading.model),))
     if engine == VLLM:
         _serve_with_vllm(context, loading, settings, nodes)
     if engine != OURS:

@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
+
+from outpace.lib.checks import path_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -157,5 +158,6 @@ def is_loading() -> bool:
 
 
 def short_name(name: str) -> str:
-    """A model's name for people: the last part of a file's or folder's path; other names are unchanged."""
-    return Path(name).resolve().name if Path(name).exists() else name
+    """A model's name for people and requests: the last part of a file's or folder's path; others are unchanged."""
+    path = path_of(name)
+    return path.resolve().name if path.exists() else name
