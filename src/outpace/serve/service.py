@@ -190,7 +190,8 @@ class Service:
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:
             raise ApiError(400, f"{param}: {samples} answers in one request, and the server takes {limit}", param)
-        if self._admitted + others + samples > limit:
-            wait = max(1, min(60, round(self._recent * self._admitted / self.model.target.max_slots)))
-            text = f"{self._admitted} samples are decoded or wait, and the limit is {limit}: try again in {wait} s"
+        before = self._admitted + others
+        if before + samples > limit:
+            wait = max(1, min(60, round(self._recent * before / self.model.target.max_slots)))
+            text = f"{before} samples are decoded or wait, and the limit is {limit}: try again in {wait} s"
             raise ApiError(429, text, code="queue_full", headers={"Retry-After": str(wait)})

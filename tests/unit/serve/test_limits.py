@@ -525,7 +525,8 @@ def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch
     with serving(model, max_queue=1) as one, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(one.post, CHAT) for _ in range(3)]
         wait_until(lambda: one.service._bodies == 3)
-        assert error_of(one.post(CHAT), 429)["code"] == "queue_full"
+        error = error_of(one.post(CHAT), 429)
+        assert (error["code"], error["message"][:9]) == ("queue_full", "3 samples"), "not 0, for a limit of 3"
         may_go_on.set()
         assert [answer.result().status_code for answer in waiting] == [200] * 3
         assert one.service._bodies == 0
