@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.fields import SIZES, Fields, check_activation, flag
-from outpace.drafters.layers import Attend, LayerConfig, Projections, Rotary, Size
+from outpace.drafters.layers import LayerConfig, Projections, Rotary, Size
 from outpace.lib.errors import ModelError
 from outpace.models.plain_decoder import PlainMLP, RMSNorm
 
@@ -106,12 +106,6 @@ class FusionLayer(nn.Module):
     def pair(self, embeddings: Tensor, normed: Tensor) -> Tensor:
         """Rows [T, 2H] of embeddings [T, H] and normed features [T, H], the embedding first."""
         return torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
-
-    def attention(self, pairs: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Attention's output [T, H] for pairs [T, 2H] at positions [T]."""
-        query = self.self_attn.queries(pairs, positions, self.rotary)  # [T, heads, D]
-        key, value = self.self_attn.keys_values(pairs, positions, self.rotary)  # [T, kv_heads, D]
-        return self.self_attn.merge(attend(0, query, key, value))
 
     def finish(self, rows: Tensor) -> Tensor:
         """Rows [T, H] after attention, with what the MLP adds."""

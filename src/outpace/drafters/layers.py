@@ -150,19 +150,15 @@ class Projections(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps) if eps is not None else None
         self.k_norm = RMSNorm(head_dim, eps) if eps is not None else None
 
-    def queries(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-        """[T, heads, D] of rows [T, inputs]."""
-        query: Tensor = self.q_proj(rows).unflatten(-1, (-1, self.head_dim))
-        rotated: Tensor = rotary(query if self.q_norm is None else self.q_norm(query), positions)
-        return rotated
+    def forward(self, rows: Tensor, positions: Tensor, rotary: Rotary, attend: Attend, layer: int = 0) -> Tensor:
+        """Attention's output [T, outputs] for rows [T, inputs] at positions [T]. `layer`: its number, for `attend`."""
+        query = self.q_proj(rows).unflatten(-1, (-1, self.head_dim))  # [T, heads, D]
+        query = rotary(query if self.q_norm is None else self.q_norm(query), positions)
+        out: Tensor = self.o_proj(attend(layer, query, *self.keys_values(rows, positions, rotary)).flatten(1))
+        return out
 
     def keys_values(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """Keys and values [T, kv_heads, D] of rows [T, inputs]."""
         key = self.k_proj(rows).unflatten(-1, (-1, self.head_dim))
         key = rotary(key if self.k_norm is None else self.k_norm(key), positions)
         return key, self.v_proj(rows).unflatten(-1, (-1, self.head_dim))
-
-    def merge(self, attended: Tensor) -> Tensor:
-        """[T, outputs] of attended heads [T, heads, D]."""
-        out: Tensor = self.o_proj(attended.flatten(1))
-        return out

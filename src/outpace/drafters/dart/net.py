@@ -67,6 +67,6 @@ class DartNet(FusionNet):
         pairs = torch.cat((pairs, layer.mask_rep.expand(masks, -1)))  # [T + M, 2H]
         mask = layer.mask_rep[: self.config.hidden_size]
         residual = torch.cat((states, mask.expand(masks, -1)))  # [T + M, H]
-        mixed = residual + layer.attention(pairs, torch.cat((positions, mask_positions)), attend)
+        mixed = residual + layer.self_attn(pairs, torch.cat((positions, mask_positions)), layer.rotary, attend)
         hidden: Tensor = self.norm(self.norm(layer.finish(mixed[wanted])))
         return hidden

@@ -124,6 +124,12 @@ class DFlashLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = PlainMLP(size, config.intermediate_size)
 
+    def forward(self, hidden: Tensor, positions: Tensor, rotary: Rotary, attend: Attend, layer: int) -> Tensor:
+        """Rows [T, H] after the layer; `layer` is its number."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), positions, rotary, attend, layer)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
 
 class DFlashNet(nn.Module):
     """The drafter's layers. The target's embedding and LM head stay the target's. Parameters are NaN until they are
@@ -183,10 +189,6 @@ class DFlashNet(nn.Module):
         """
         hidden = embeddings
         for index, layer in self.each_layer():
-            rows = layer.input_layernorm(hidden)  # [T, H]
-            query = layer.self_attn.queries(rows, positions, self.rotary)  # [T, heads, D]
-            key, value = layer.self_attn.keys_values(rows, positions, self.rotary)  # [T, kv_heads, D]
-            hidden = hidden + layer.self_attn.merge(attend(index, query, key, value))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            hidden = layer(hidden, positions, self.rotary, attend, index)
         outputs: Tensor = self.norm(hidden)
         return outputs

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outpace.drafters.dflash.neighbours import NeighbourHead, NeighbourNet
 from outpace.drafters.dflash.net import DFlashConfig, DFlashLayer
-from outpace.drafters.layers import Attend, Size, fill_with_nan
+from outpace.drafters.layers import Attend, Rotary, Size, fill_with_nan
 
 
 class DFlash2Config(DFlashConfig):
@@ -93,6 +93,14 @@ class DFlash2Layer(DFlashLayer):
         self.attention_conv = BlockConvolution(config)
         self.mlp_conv = BlockConvolution(config)
 
+    def forward(self, hidden: Tensor, positions: Tensor, rotary: Rotary, attend: Attend, layer: int) -> Tensor:
+        """As of `DFlashLayer`, of rows of whole blocks, and padding after them."""
+        rows, kernels = self.attention_conv.before(self.input_layernorm(hidden))  # [T, H]
+        attended = self.self_attn(rows, positions, rotary, attend, layer)
+        hidden = hidden + self.attention_conv.after(attended, kernels)
+        rows, kernels = self.mlp_conv.before(self.post_attention_layernorm(hidden))
+        return hidden + self.mlp_conv.after(self.mlp(rows), kernels)
+
 
 class Selector(NeighbourHead):
     """The projections A, B and H. Ids other than the best `selector_top_k` of a depth score -inf."""
@@ -122,18 +130,3 @@ class DFlash2Net(NeighbourNet):
         super().__init__(config, Selector(config))
         self.layers = nn.ModuleList(DFlash2Layer(config) for _ in range(config.layers))
         fill_with_nan(self)
-
-    def block(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """As of `DFlashNet`; rows of whole blocks, and padding after them."""
-        hidden = embeddings
-        for index, layer in self.each_layer():
-            assert isinstance(layer, DFlash2Layer)
-            rows, kernels = layer.attention_conv.before(layer.input_layernorm(hidden))  # [T, H]
-            query = layer.self_attn.queries(rows, positions, self.rotary)  # [T, heads, D]
-            key, value = layer.self_attn.keys_values(rows, positions, self.rotary)  # [T, kv_heads, D]
-            attended = layer.self_attn.merge(attend(index, query, key, value))
-            hidden = hidden + layer.attention_conv.after(attended, kernels)
-            rows, kernels = layer.mlp_conv.before(layer.post_attention_layernorm(hidden))
-            hidden = hidden + layer.mlp_conv.after(layer.mlp(rows), kernels)
-        outputs: Tensor = self.norm(hidden)
-        return outputs

@@ -73,7 +73,7 @@ class Eagle3Net(FusionNet):
         layer = self.midlayer
         normed = layer.hidden_norm(states)
         residual = normed if self.config.norm_before_residual else states
-        mixed = residual + layer.attention(layer.pair(embeddings, normed), positions, attend)
+        mixed = residual + layer.self_attn(layer.pair(embeddings, normed), positions, layer.rotary, attend)
         out = layer.finish(mixed)
         hidden = self.norm(out)
         return (hidden if self.config.norm_output else out), hidden
