@@ -130,11 +130,6 @@ class FusionNet(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """One state [T, H] per row of the target's joined features [T, taps * Ht], in the order of the taps."""
-        if features.shape[-1] != self.config.joined_size:
-            raise ModelError(
-                f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
-                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
-            )
         fused: Tensor = self.fc(features)
         return fused
 

@@ -110,12 +110,8 @@ def _causal(fields: Fields, inner: Fields, layer_types: Sequence[str]) -> bool:
     return False not in found.values()
 
 
-def speculators_values(fields: Fields, kind: str = "dflash") -> dict[str, Any]:
-    """Values of a DFlashConfig from the layout of speculators, for one of its model types."""
-    if fields.get("speculators_model_type") != kind:
-        raise ModelError(
-            f"{fields.where}: speculators_model_type={fields.get('speculators_model_type')!r}: not a {kind} drafter"
-        )
+def speculators_values(fields: Fields) -> dict[str, Any]:
+    """Values of a DFlashConfig from the layout of speculators."""
     values = read_decoder(fields.inside("transformer_layer_config"))
     if fields.get("draft_vocab_size", values["vocab_size"]) != values["vocab_size"]:
         raise ModelError(

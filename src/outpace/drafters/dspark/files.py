@@ -55,7 +55,7 @@ def read_dspark(checkpoint: Checkpoint) -> DSparkNet:
     fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
     inner, tensors = fields.inside("dflash_config"), dict(checkpoint.tensors)
     if fields.get("speculators_model_type") is not None:
-        values = speculators_values(fields, PROJECTOR)
+        values = speculators_values(fields)
     else:
         if DEEPSPEC in architectures(checkpoint.config):
             # Its trainer copies them from the target and never changes them.

@@ -47,10 +47,6 @@ def layout_of(checkpoint: Checkpoint) -> str:
     """Who wrote a checkpoint: one of the names above."""
     config = checkpoint.config
     if config.get("speculators_model_type") is not None:
-        if config["speculators_model_type"] != "eagle3":
-            raise ModelError(
-                f"{checkpoint.name}: speculators_model_type={config['speculators_model_type']!r} is not 'eagle3'"
-            )
         return SPECULATORS
     architecture = next(iter(Fields(config, f"{checkpoint.name}: config.json").words("architectures")), None)
     if architecture not in (AUTHORS, ANGELSLIM, SPECFORGE):

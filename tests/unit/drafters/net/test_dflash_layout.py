@@ -135,7 +135,6 @@ def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
     ("edit", "named"),
     [
         (put("sample_from_anchor", value=True), ["sample_from_anchor=true"]),
-        (put("speculators_model_type", value="eagle3"), ["'eagle3'"]),
         (put("draft_vocab_size", value=32), ["draft_vocab_size=32", "vocab_size=61"]),
         (put("aux_hidden_state_layer_ids", value=[0, 2, 4]), ["aux_hidden_state_layer_ids=[0, 2, 4]"]),
         (put("sliding_window_non_causal", value=None), ["sliding_window_non_causal is missing"]),

@@ -93,9 +93,3 @@ def test_configs_that_contradict_themselves_are_refused(changes: dict[str, Any],
     """Guards against sizes that only fail deep inside a pass, and against fields nobody reads."""
     with pytest.raises(ValidationError, match=message):
         Eagle3Config(**{**SIZES, **changes})
-
-
-def test_features_of_another_width_name_both_fields() -> None:
-    """Guards against a bare matrix error when a drafter meets another target."""
-    with pytest.raises(ModelError, match=r"48 columns, but taps=3 x target_hidden_size=24 is 72"):
-        eagle3_net().fuse(randn(2, 48))

@@ -195,7 +195,6 @@ def changed(**tensors: Tensor) -> Callable[[], Checkpoint]:
     [
         (lambda: file("LlamaForCausalLM", draft_vocab_size=None), "without draft_vocab_size"),
         (lambda: file("EagleLlamaForCausalLM"), "architectures="),
-        (lambda: speculators(speculators_model_type="dflash"), "'dflash' is not 'eagle3'"),
         (lambda: file(head_dim=6), r"head_dim is 6.*24 rows, but q_proj has 32.*head_dim=8"),
         (lambda: file(head_dim=None), r"hidden_size / num_attention_heads is 6.*head_dim=8"),
         (lambda: file(num_key_value_heads=4), r"k_proj.weight has shape \[16, 48\], its config says \[32, 48\]"),
