@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -10,6 +11,7 @@ from pydantic import Field
 
 import outpace
 from outpace.cli.train import train_app
+from outpace.drafters.kind import Training
 from outpace.drafters.kinds import KINDS
 from outpace.drafters.training.settings import (
     DataSettings,
@@ -17,7 +19,6 @@ from outpace.drafters.training.settings import (
     Section,
     TrainingSettings,
     TrainSettings,
-    assemble,
     merged_settings,
     training_of,
 )
@@ -36,7 +37,9 @@ RECIPE = {"training": {"learning_rate": 1e-4, "clip": 0.5}}
 
 
 def settings(file: Path | None = None, *overrides: str) -> TrainSettings:
-    return assemble(Net, Loss, RECIPE, file, overrides)
+    training = Training(Net, Loss, Net, RECIPE)
+    with patch("outpace.drafters.training.settings.training_of", return_value=training):
+        return merged_settings("a kind", file, overrides)
 
 
 def test_later_sources_win(tmp_path: Path) -> None:

@@ -132,30 +132,21 @@ def training_of(kind: str) -> "Training":
 def merged_settings(kind: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
     """A kind's recipe, overridden by a YAML file, overridden by dotted options."""
     training = training_of(kind)
-    return assemble(training.net_settings, training.objective_settings, training.recipe, file, overrides)
-
-
-def assemble(
-    net: type[BaseModel],
-    objective: type[BaseModel],
-    recipe: Mapping[str, Any],
-    file: str | Path | None,
-    overrides: Iterable[str],
-) -> TrainSettings:
-    """Settings of a run. `file`: YAML, or None."""
-    kind = create_model(
+    net, objective = training.net_settings, training.objective_settings
+    settings = create_model(
         "Settings",
         __base__=TrainSettings,
         net=(net, Field(default_factory=net)),
         objective=(objective, Field(default_factory=objective)),
     )
     given: dict[str, Any] = {}
-    for source, values in (("recipe", recipe), (f"config={str(file)!r}", _read(file)), *map(_parse, overrides)):
+    sources = ("recipe", training.recipe), (f"config={str(file)!r}", _read(file)), *map(_parse, overrides)
+    for source, values in sources:
         for section, fields in values.items():
             if not isinstance(fields, Mapping):
                 raise InvalidRequest(f"{source}: {section} must be a section with fields, not {shown(fields)}")
             given[section] = {**given.get(section, {}), **fields}
-    return validated(kind, given)
+    return validated(settings, given)
 
 
 def validated(kind: type[M], values: Mapping[str, Any]) -> M:
