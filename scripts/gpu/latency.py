@@ -100,8 +100,7 @@ class Latency:
 
     def _round(self, batch: int, new_tokens: int) -> dict[str, float]:
         target = PackedTarget(self._model, 64 + new_tokens, batch, (), pack=False, tiled=True)
-        embedding = self._model.get_input_embeddings()
-        source = block_source(self._domino, embedding, target.head, target.max_length, batch)
+        source = block_source(self._domino, target, target.head)
         source.slots.tiled = True  # a CPU runs the same code as a GPU
         proposer = StaticProposer(source, Chain(), self._sizes.block - 1, self._device)
         prompts = torch.randint(self._sizes.vocab, (batch, 48)).tolist()

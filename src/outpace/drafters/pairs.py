@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.drafters.build_context import TargetParts
 from outpace.drafters.fusion import FusionNet
 from outpace.drafters.levels import LevelwiseSource, SlotState
 from outpace.drafters.net_slots import NetSlots, Rows
@@ -40,27 +41,20 @@ class PairSource(LevelwiseSource, Generic[S]):
     """A one-layer net on slots of its own that keeps up with the target's features.
 
     Args:
+        target: whose features it reads.
         spare: rows behind the committed ones for what a round drafts.
         depth: drafted tokens on a path at most; None without a limit of its own.
     """
 
-    def __init__(
-        self,
-        net: FusionNet,
-        taps: tuple[int, ...],
-        max_length: int,
-        max_slots: int,
-        spare: int,
-        depth: int | None = None,
-    ) -> None:
-        self.needs, self.depth = Needs(taps=taps), depth
+    def __init__(self, net: FusionNet, target: TargetParts, spare: int, depth: int | None = None) -> None:
         config, weight = net.config, net.norm.weight
+        self.needs, self.depth = Needs(taps=config.taps_of(target.config.num_hidden_layers)), depth
         self._device, self._dtype, self._width = weight.device, weight.dtype, config.joined_size
         dtype, device = weight.dtype, weight.device
-        self._limit = min(max_length, config.positions)
+        self._limit = min(target.max_length, config.positions)
         room = self._limit + spare
         self.slots = NetSlots(
-            1, max_slots, config.kv_heads, capacity=room, head_dim=config.head_dim, dtype=dtype, device=device
+            1, target.max_slots, config.kv_heads, capacity=room, head_dim=config.head_dim, dtype=dtype, device=device
         )
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
 

@@ -29,13 +29,12 @@ class DartOptions(ModelOptions):
 def _dart(options: DartOptions, context: BuildContext) -> Proposer:
     net, target = context.trained(DartNet, "dart", "dart")
     check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
-    taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
     decay = LEVEL_DECAY if options.shape == "search" else None
     continuity = None
     if (file := context.read("ngrams", options.ngrams)) is not None:
         continuity = Continuity(load_ngrams(file, context.vocab_size).to(context.device), search_decay=decay)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)
+    source = DartSource(net, target, options.noise, vocabulary, continuity)
     budget = net.config.draft_length + 1 if options.shape == "chain" else context.default_budget(15, 60)
     return shaped(source, options, context, budget)
 

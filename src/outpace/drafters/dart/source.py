@@ -1,12 +1,13 @@
 """DART as a source: one pass over mask rows guesses all depths at once (arXiv 2601.19278)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from outpace.core.timing import LM_HEAD, NET
+from outpace.drafters.build_context import TargetParts
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.ngrams import CANDIDATES, Continuity
 from outpace.drafters.levels import DepthwiseSource, DraftLevel
@@ -40,7 +41,7 @@ class DartSource(DepthwiseSource, PairSource[DartState]):
     forgotten when the pass ends. The last pair guesses depth 1, mask row j (from 1) depth j + 1.
 
     Args:
-        embed: the target's embedding, ids [T] -> [T, H].
+        target: whose embedding it reads.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
         continuity: what moves guesses by the path before them; None to leave a depth the same below every node.
@@ -49,17 +50,14 @@ class DartSource(DepthwiseSource, PairSource[DartState]):
     def __init__(
         self,
         net: DartNet,
-        embed: Callable[[Tensor], Tensor],
-        taps: tuple[int, ...],
-        max_length: int,
-        max_slots: int,
+        target: TargetParts,
         noise: bool = True,
         vocabulary: Tensor | None = None,
         continuity: Continuity | None = None,
     ) -> None:
         masks = net.config.draft_length
-        super().__init__(net, taps, max_length, max_slots, masks, depth=masks + 1)
-        self.net, self._embed, self._noise, self._masks = net, embed, noise, masks
+        super().__init__(net, target, masks, depth=masks + 1)
+        self.net, self._embed, self._noise, self._masks = net, target.embedding, noise, masks
         self._continuity, self.shares = continuity, continuity is None
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 

@@ -48,7 +48,7 @@ def block_proposer(
 
 def _dflash(options: ModelOptions, context: BuildContext) -> Proposer:
     net, target, head = trained_block(options, context, DFlashNet, "dflash")
-    source = block_source(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
+    source = block_source(net, target, head, options.noise)
     return block_proposer(options, context, source, "dflash")
 
 

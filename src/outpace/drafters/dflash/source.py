@@ -10,6 +10,7 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import own_scores_of
+from outpace.drafters.build_context import TargetParts
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.levels import DepthwiseSource, DraftLevel, SlotState
@@ -58,7 +59,7 @@ class BlockSource(DepthwiseSource):
     the same for every node there.
 
     Args:
-        embed: the target's embedding, ids [T] -> [T, H].
+        target: whose embedding it reads.
         head: the target's LM head, or the rows of it that drafts may come from.
         noise: draft with the request's keyed noise at temperature > 0.
 
@@ -66,20 +67,13 @@ class BlockSource(DepthwiseSource):
         computed_by: for each part of the net "compiled", or "Python, because ...".
     """
 
-    def __init__(
-        self,
-        net: DFlashNet,
-        embed: Callable[[Tensor], Tensor],
-        head: LmHead,
-        max_length: int,
-        max_slots: int,
-        noise: bool = True,
-    ) -> None:
+    def __init__(self, net: DFlashNet, target: TargetParts, head: LmHead, noise: bool = True) -> None:
         self.net, config, weight = net, net.config, net.norm.weight
-        self._embed, self._head, self._noise = embed, head, noise
+        self._embed: Callable[[Tensor], Tensor] = target.embedding
+        self._head, self._noise = head, noise
         self.needs, self._device = Needs(taps=config.taps), weight.device
-        self._limit = min(max_length, config.positions)
-        room, sizes = self._limit + config.block_size, (config.layers, max_slots, config.kv_heads)
+        self._limit = min(target.max_length, config.positions)
+        room, sizes = self._limit + config.block_size, (config.layers, target.max_slots, config.kv_heads)
         self.slots = NetSlots(*sizes, capacity=room, head_dim=config.head_dim, dtype=weight.dtype, device=self._device)
         self._compiled, path = compiled_block(net, self.slots)
         self.computed_by = {"block": path}

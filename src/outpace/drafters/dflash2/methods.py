@@ -19,8 +19,7 @@ def _dflash2(options: ModelOptions, context: BuildContext) -> Proposer:
             f"output_multiplier={net.config.output_multiplier}, final_logit_softcapping={own}: the target's own head "
             f"caps its logits at {cap}, and only the same cap is supported; use another drafter"
         )
-    sizes = target.max_length, target.max_slots
-    source = DFlash2Source(net, target.embedding, head, *sizes, noise=options.noise, is_capped=cap is not None)
+    source = DFlash2Source(net, target, head, noise=options.noise, is_capped=cap is not None)
     return block_proposer(options, context, source, "dflash2")
 
 

@@ -61,7 +61,7 @@ def domino_proposer(
     """The proposer of a Domino drafter. `method`: its name, which is also the name of the drafter's kind."""
     net, target, head = trained_block(options, context, net_class, method)
     pool = pool_size(options.pool if options.head else 0, context, head.ids)
-    shared = (net, target.embedding, head, target.max_length, target.max_slots, options.noise)
+    shared = (net, target, head, options.noise)
     source = DominoSource(*shared, pool, options.gate_table) if options.head else BlockSource(*shared)
     return block_proposer(options, context, source, method)
 

@@ -1,6 +1,6 @@
 """Domino as a source: DFlash's block, corrected at every node by a causal head (section 4.1.2 of its paper)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.timing import HEAD
 from outpace.drafters.best import counts_scores_alone, draws_of
+from outpace.drafters.build_context import TargetParts
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource, BlockState
 from outpace.drafters.domino.gpu.head import BUCKETS, Rollout, TritonHead, triton_head
@@ -46,28 +47,26 @@ class DominoSource(BlockSource):
     def __init__(
         self,
         net: DominoNet,
-        embed: Callable[[Tensor], Tensor],
+        target: TargetParts,
         head: LmHead,
-        max_length: int,
-        max_slots: int,
         noise: bool = True,
         pool: int | None = None,
         gate_table: bool = False,
     ) -> None:
-        super().__init__(net, embed, head, max_length, max_slots, noise)
+        super().__init__(net, target, head, noise)
         drafted = head.vocab_size if head.ids is None else len(head.ids)
         self._pool = min(pool or drafted, drafted)
         self._has_pools = self._pool < drafted  # each block's own ids
         self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the ids of the head
         self._table: Tensor | None = None  # [V, 3G]
         if gate_table:
-            self._table = table_of_gates(net.head.gate_weights()[0], embed, head.vocab_size)
+            self._table = table_of_gates(net.head.gate_weights()[0], self._embed, head.vocab_size)
         self._kernel: CompiledHead | TritonHead | None = None
         self._choose_kernel()
         self.chains: Captured | None = None
         if isinstance(self._kernel, TritonHead):
             corrected = [net.config.corrects(step) for step in range(1, self.depth + 1)]
-            self.chains = Captured(Rollout(self._kernel, embed, corrected, self._table), BUCKETS, self._device)
+            self.chains = Captured(Rollout(self._kernel, self._embed, corrected, self._table), BUCKETS, self._device)
 
     def _choose_kernel(self) -> None:
         """Choose the code that computes the head: a compiled kernel, Triton or its own modules."""

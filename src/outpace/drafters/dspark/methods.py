@@ -19,8 +19,7 @@ class DSparkOptions(ModelOptions):
 def _dspark(options: DSparkOptions, context: BuildContext) -> Proposer:
     net, target, head = trained_block(options, context, DSparkNet, "dspark")
     pool = pool_size(options.pool, context, head.ids)
-    sizes = target.max_length, target.max_slots
-    source = DSparkSource(net, target.embedding, head, *sizes, noise=options.noise, pool=pool)
+    source = DSparkSource(net, target, head, noise=options.noise, pool=pool)
     return block_proposer(options, context, source, "dspark")
 
 

@@ -30,12 +30,8 @@ def _eagle3(
 ) -> Proposer:
     """A proposer; budget and depth are defaults off the CPU, depth=None the shape's own."""
     net, target = context.trained(Eagle3Net, method, "eagle3")
-    config, layers = net.config, target.config.num_hidden_layers
-    check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
-    sizes = target.max_length, target.max_slots, target.vocab_size
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
-    taps = config.taps_of(layers)
-    source = EagleSource(net, target.embedding, target.head, taps, *sizes, options.noise, vocabulary)
+    check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    source = EagleSource(net, target, options.noise, context.ranked_vocabulary(options.vocabulary))
     defaults = {} if depth is None or context.device.type == "cpu" else {"depth": depth}
     return shaped(source, options, context, context.default_budget(CPU_NODES, budget), defaults)
 

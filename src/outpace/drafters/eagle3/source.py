@@ -1,6 +1,6 @@
 """EAGLE-3 as a source: the target's features extended token by token, a tree level per pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import own_scores_of
+from outpace.drafters.build_context import TargetParts
 from outpace.drafters.eagle3.kernel import compiled_fusion
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.levels import DraftLevel
@@ -15,7 +16,6 @@ from outpace.drafters.net_slots import NetPass, Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of, pool_of
 from outpace.drafters.scratch import Scratch
-from outpace.models.head import LmHead
 from outpace.sampling.scores import Pool
 
 SCRATCH_ROWS = 512
@@ -38,8 +38,7 @@ class EagleSource(PairSource[EagleState]):
     outputs; they are scratch, and are dropped when the round ends.
 
     Args:
-        embedding: the target's.
-        head: the target's LM head with its cap, for nets without a head of their own; None if the net has one.
+        target: its embedding and its LM head with its cap serve nets that have none of their own.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
 
@@ -48,26 +47,16 @@ class EagleSource(PairSource[EagleState]):
     """
 
     def __init__(
-        self,
-        net: Eagle3Net,
-        embedding: Callable[[Tensor], Tensor],
-        head: LmHead | None,
-        taps: tuple[int, ...],
-        max_length: int,
-        max_slots: int,
-        vocab_size: int,
-        noise: bool = True,
-        vocabulary: Tensor | None = None,
+        self, net: Eagle3Net, target: TargetParts, noise: bool = True, vocabulary: Tensor | None = None
     ) -> None:
-        super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
-        self.net, self._embedding, self._noise = net, embedding, noise
+        super().__init__(net, target, SCRATCH_ROWS)
+        self.net, self._embedding, self._noise = net, target.embedding, noise
         self._compiled, path = compiled_fusion(net, self.slots)
         self.computed_by = {"layer": path}
         if net.lm_head is not None:
-            self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)
+            self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, target.vocab_size)
         else:
-            assert head is not None, "a net without a head uses the target's"
-            self._head = head if vocabulary is None else head.restricted(vocabulary)
+            self._head = target.head if vocabulary is None else target.head.restricted(vocabulary)
         self._scores = own_scores_of(self._head, self._device)
         self._pass = NetPass(self.slots, lambda positions, attend, *rows: net(*rows, positions, attend))
 

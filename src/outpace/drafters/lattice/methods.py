@@ -43,7 +43,7 @@ class LatticeProposer(GrowingProposer):
 
 def _lattice(options: LatticeOptions, context: BuildContext) -> Proposer:
     net, target, head = trained_block(options, context, LatticeNet, "lattice")
-    source = LatticeSource(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
+    source = LatticeSource(net, target, head, options.noise)
     grower = LatticeProposer if options.shape == BEST else GrowingProposer
     return block_proposer(options, context, source, "lattice", grower)
 

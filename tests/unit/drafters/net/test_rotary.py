@@ -17,7 +17,7 @@ from outpace.testing.toy import draft_request
 from tests.unit.drafters.net.small import SIZES, randn
 from tests.unit.drafters.source.learned import SIZES as WIDE
 from tests.unit.drafters.source.learned import random_net
-from tests.unit.models.tiny import VOCAB
+from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -56,8 +56,8 @@ def test_yarn_adds_positions_to_those_of_a_drafter() -> None:
     assert config(YARN, 32).positions == 32, "a limit of its own"
     assert config(LLAMA3, 512).positions == config(None, 512).positions == 512
     sizes = WIDE | {"draft_vocab_size": VOCAB, "max_positions": 64, "rope_scaling": YARN}
-    net, table = random_net(Eagle3Net(Eagle3Config(**sizes))), torch.zeros(VOCAB, 48)
-    source = EagleSource(net, lambda ids: table[ids], None, (0, 1, 2), 200, 1, VOCAB)
+    target = tiny_target(tiny_config("llama"), max_length=200, max_slots=1)
+    source = EagleSource(random_net(Eagle3Net(Eagle3Config(**sizes))), target)
     state, ids = source.open(0), torch.zeros(120, dtype=torch.int64)
     source.prefill([state], [PromptChunk(ids, None, torch.zeros(120, 3 * 48))])
     assert source.begin([state], [draft_request([0] * 121, 4, 4)]) == [4]

@@ -96,9 +96,7 @@ def random_net(net: nn.Module) -> Any:
 
 def source_of(kind: str, target: PackedTarget, pack: bool = False, **options: Any) -> Any:
     """A source over a random net, laid out for this machine's kernels or not."""
-    embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
-    size, taps = (target.max_length, target.max_slots), (0, 1, 2)
-    vocabulary = SUBSET if kind.endswith("-subset") else None
+    taps, vocabulary = (0, 1, 2), SUBSET if kind.endswith("-subset") else None
     if kind.startswith("eagle3"):
         net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=taps, **KINDS[kind])))
         if net.d2t is not None:
@@ -106,12 +104,12 @@ def source_of(kind: str, target: PackedTarget, pack: bool = False, **options: An
         if pack:
             pack_net(net)
         options |= {"vocabulary": vocabulary}
-        return EagleSource(net.to(target.device), embedding, None, taps, *size, target.vocab_size, **options)
+        return EagleSource(net.to(target.device), target, **options)
     if kind.startswith("dart"):
         dart = random_net(DartNet(DartConfig(**SIZES, taps=taps, **KINDS[kind])))
         if dart.d2t is not None:
             dart.d2t.copy_(torch.arange(60))
-        return DartSource(dart.to(target.device), embedding, taps, *size, vocabulary=vocabulary, **options)
+        return DartSource(dart.to(target.device), target, vocabulary=vocabulary, **options)
     if kind.startswith("medusa"):
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
         return MedusaSource(heads.to(target.device), target.head, 3, vocabulary=vocabulary, **options)
@@ -132,7 +130,7 @@ def source_of(kind: str, target: PackedTarget, pack: bool = False, **options: An
     random_net(block)
     if pack:
         pack_net(block)
-    return make(block.to(target.device), embedding, head, *size, **options)
+    return make(block.to(target.device), target, head, **options)
 
 
 def proposer_of(shape: str, source: Any, device: str = "cpu", leaves_room: bool = False) -> Proposer:

@@ -1,6 +1,7 @@
 """Drafters without a head of their own score with the target's: its bias, its cap and its ids."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,11 @@ def eagle_case(head: LmHead, vocabulary: Tensor | None) -> tuple[Any, Tensor, li
     table = torch.randn(VOCAB, 48, generator=torch.Generator().manual_seed(7))
     read: list[Tensor] = []
     net.norm.register_forward_hook(lambda module, given, out: read.append(out[-1:]))
-    source = EagleSource(net, lambda ids: table[ids], head, (0, 1, 2), 64, 2, VOCAB, vocabulary=vocabulary)
-    return source, FEATURES, read
+    target: Any = SimpleNamespace(
+        config=SimpleNamespace(num_hidden_layers=3), vocab_size=VOCAB, max_length=64, max_slots=2, head=head
+    )
+    target.embedding = table.__getitem__
+    return EagleSource(net, target, vocabulary=vocabulary), FEATURES, read
 
 
 def medusa_case(head: LmHead, vocabulary: Tensor | None) -> tuple[Any, Tensor, list[Tensor]]:

@@ -181,10 +181,9 @@ def test_lossless(shape: str, options: dict[str, Any]) -> None:
     target = tiny_target(tiny_config("llama"))
     net = random_net(DartNet(DartConfig(**SIZES, taps=(0, 1, 2), draft_vocab_size=60, draft_length=5)))
     net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
-    sizes = target.max_length, target.max_slots
 
     def proposer(_: object) -> GrowingProposer | StaticProposer:
-        source = DartSource(net, target.embedding, (0, 1, 2), *sizes, continuity=CONTINUITY)
+        source = DartSource(net, target, continuity=CONTINUITY)
         if shape == "chain":
             return StaticProposer(source, Chain(), 6, torch.device("cpu"))
         return GrowingProposer(source, Search(SearchConfig()), 30)

@@ -28,8 +28,6 @@ from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, SUBSET, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
-SIZE = 256, 4  # tokens and slots of the tiny target
-
 
 def prefilled(source: Any, target: PackedTarget, slot: int, ids: Sequence[int]) -> Any:
     """A state that has seen all ids but the last."""
@@ -117,9 +115,9 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         if kind == "medusa":  # the kinds differ in more than the subset
             source = MedusaSource(source.net, target.head, 3, vocabulary=SUBSET if found else None)
         if kind == "dart" and found:
-            source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
+            source = DartSource(source.net, target, vocabulary=SUBSET)
         if kind == "eagle3" and found:
-            source = EagleSource(source.net, target.embedding, None, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
+            source = EagleSource(source.net, target, vocabulary=SUBSET)
         state = prefilled(source, target, 0, ids)
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)

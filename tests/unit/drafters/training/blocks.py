@@ -60,7 +60,7 @@ def held_out_losses(objective: BlockObjective) -> dict[str, float]:
 def assert_engine_agrees(objective: BlockObjective, make: Callable[..., Any] = block_source) -> None:
     """What is simulated on held-out sequences is what the engine counts when it decodes their prompts."""
     model, net = tiny.target(), objective.net.requires_grad_(False)
-    source = make(net, model.embedding, model.head, model.max_length, model.max_slots)
+    source = make(net, model, model.head)
     assert source.depth == objective.depth
     pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
     net.requires_grad_(True)

@@ -84,9 +84,7 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
     simulation = pairs.played(objective)
     assert simulation.tokens_per_step > 1.43
     assert len(simulation.accepted) == 5
-    target = tiny.target()
-    source = DartSource(objective.net, target.embedding, objective.taps, target.max_length, target.max_slots)
-    pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 5))
+    pairs.assert_engine_agrees(simulation, pairs.chain_of(DartSource(objective.net, tiny.target()), 5))
 
 
 @pytest.mark.parametrize("make", [objective_of, test_eagle3.objective_of], ids=["dart", "eagle3"])

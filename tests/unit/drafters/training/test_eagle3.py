@@ -119,9 +119,7 @@ def test_a_borrowed_head_drafts_what_it_learned(tmp_path: Path) -> None:
     net, ids = load_net(str(tmp_path)), load_vocabulary(tmp_path / FILE_NAME, tiny.VOCAB)
     assert isinstance(net, Eagle3Net)
     assert net.lm_head is None
-    target = tiny.target()
-    size, taps = (target.max_length, target.max_slots, target.vocab_size), objective.taps[:-1]
-    source = EagleSource(net.requires_grad_(False), target.embedding, target.head, taps, *size, vocabulary=ids)
+    source = EagleSource(net.requires_grad_(False), tiny.target(), vocabulary=ids)
     pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 4))
 
 
@@ -170,10 +168,7 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
     simulation = pairs.played(objective)
     assert simulation.tokens_per_step > 1.57
     assert len(simulation.accepted) == 6
-    target = tiny.target()
-    size, taps = (target.max_length, target.max_slots, target.vocab_size), objective.taps[:-1]
-    source = EagleSource(objective.net, target.embedding, target.head, taps, *size)
-    pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 6))
+    pairs.assert_engine_agrees(simulation, pairs.chain_of(EagleSource(objective.net, tiny.target()), 6))
 
 
 @pytest.mark.parametrize("variant", [None, *VARIANTS])

@@ -124,7 +124,7 @@ def test_calibration_brings_probabilities_of_chains_to_how_often_they_are_right(
 
 def _chain_error(objective: LatticeObjective, model: Any) -> float:
     """Calibration error of the first two drafts, as the source scores them on the sequences of training."""
-    source = LatticeSource(objective.net, model.embedding, model.head, model.max_length, model.max_slots)
+    source = LatticeSource(objective.net, model, model.head)
     likely, right = [], []
     for sample in tiny.samples()[tiny.HELD_OUT : tiny.HELD_OUT + 12]:
         features = blocks.features_of(sample, objective.taps)
