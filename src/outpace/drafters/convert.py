@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -203,14 +204,10 @@ def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
             f"{FIELD} is missing: layout {layout!r} holds an LM head and this drafter borrows the target's; "
             "name the target's folder or hub id"
         )
-    assert isinstance(net, Eagle3Net | MedusaNet)
-    head = read_head(target, net.config.vocab_size, net.config.hidden_size)
-    tensors = net.state_dict() | {HEAD: head}
-    if isinstance(net, Eagle3Net):
-        own = net.config.model_copy(update={"own_head": True})
-        return filled(lambda: Eagle3Net(own), tensors, target)
-    shared = net.config.model_copy(update={"head": "shared"})
-    return filled(lambda: MedusaNet(shared), tensors, target)
+    config: Any = net.config
+    head = read_head(target, config.vocab_size, config.hidden_size)
+    own = config.model_copy(update={"own_head": True} if isinstance(net, Eagle3Net) else {"head": "shared"})
+    return filled(partial(type(net), own), net.state_dict() | {HEAD: head}, target)
 
 
 def read_head(name: str, vocab_size: int, hidden_size: int) -> Tensor:

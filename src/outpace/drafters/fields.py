@@ -27,6 +27,8 @@ NAMES = SIZES | {"target_layers": "num_target_layers"}  # for errors
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
 C = TypeVar("C", bound=BaseModel)
+Exported = tuple[dict[str, Any], dict[str, Tensor]]
+"""A drafter in a public layout: its config.json, and its tensors by their names there."""
 
 
 class Fields:

@@ -182,10 +182,10 @@ def kind_of(net: nn.Module) -> DrafterKind:
     return min(rows, key=lambda kind: type(net).__mro__.index(kind.net))
 
 
-def write_net(net: nn.Module, folder: str | Path, layout: str = "", target: str | None = None) -> None:
-    """Write a net in a layout of its kind, by default the first, for a target if that is known."""
+def write_net(net: nn.Module, folder: str | Path, layout: str = "") -> None:
+    """Write a net in a layout of its kind, by default the first."""
     kind = kind_of(net)
-    kind.layouts[layout or kind.default_layout](net, Path(folder), target)
+    kind.layouts[layout or kind.default_layout](net, Path(folder), None)
 
 
 def kind_of_config(config: Mapping[str, Any]) -> DrafterKind | None:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outpace.drafters.dart.net import DartConfig, DartNet
-from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
+from outpace.drafters.fields import Exported, Fields, architectures, build, dtype_name, rope, write_sizes
 from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
@@ -51,9 +50,7 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
     return filled(lambda: DartNet(config), tensors, name)
 
 
-def export_dart(
-    net: DartNet, layout: str = "dart", target: str | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_dart(net: DartNet, layout: str = "dart", target: str | None = None) -> Exported:
     """Config and tensors in the authors' layout."""
     config, tensors = net.config, dict(net.state_dict())
     if config.bias or config.qk_norm or config.taps is not None:

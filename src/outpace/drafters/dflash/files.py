@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, default_target_layer_ids
 from outpace.drafters.fields import (
+    Exported,
     Fields,
     agreed,
     architectures,
@@ -158,9 +159,7 @@ def net_names(tensors: Mapping[str, Tensor], name: str, ours: Callable[[str], st
     return renamed
 
 
-def export_dflash(
-    net: DFlashNet, layout: str = "z-lab", target: str | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_dflash(net: DFlashNet, layout: str = "z-lab", target: str | None = None) -> Exported:
     """Config and tensors of a drafter in z-lab's layout, which SGLang, SpecForge and vLLM read too."""
     tensors = dict(net.state_dict())
     return zlab_config(net.config, tensors), tensors

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from outpace.drafters.dflash.files import check_architecture, check_block_weights, dflash_values, zlab_config
 from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
-from outpace.drafters.fields import Fields, agreed, architectures, build, needed
+from outpace.drafters.fields import Exported, Fields, agreed, architectures, build, needed
 from outpace.lib.checkpoint import Checkpoint, filled
 
 ARCHITECTURE = "DFlash2DraftModel"
@@ -39,9 +37,7 @@ def read_dflash2(checkpoint: Checkpoint) -> DFlash2Net:
     return filled(lambda: DFlash2Net(config), tensors, checkpoint.name)
 
 
-def export_dflash2(
-    net: DFlash2Net, layout: str = "z-lab", target: str | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_dflash2(net: DFlash2Net, layout: str = "z-lab", target: str | None = None) -> Exported:
     """Config and tensors of a drafter in z-lab's layout."""
     theirs = {ours: public for public, ours in NAMES.items()}
     tensors = {theirs.get(key, key): tensor for key, tensor in net.state_dict().items()}

@@ -2,7 +2,7 @@
 
 Authors and SpecForge write `DominoDraftModel`, SGLang reads `DFlashDraftModel` with the same fields; the rank of the
 correction may stand at the top level, in `dflash_config` or in both. Early checkpoints nested the head's tensors. What
-ships with the project has W2's rows for a ranked vocabulary alone (`without_other_rows`).
+ships with the project has W2's rows for a ranked vocabulary alone (`export_domino`).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from outpace.drafters.dflash.files import (
     zlab_config,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.fields import Fields, agreed, architectures, build, needed
+from outpace.drafters.fields import Exported, Fields, agreed, architectures, build, needed
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
@@ -64,9 +64,7 @@ def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
     return build(DominoConfig, found, fields.where)
 
 
-def export_domino(
-    net: DominoNet, layout: str, target: str | None = None, ids: Tensor | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_domino(net: DominoNet, layout: str, target: str | None = None, ids: Tensor | None = None) -> Exported:
     """Config and tensors of a drafter in a public layout. `ids`: [K] ascending, the only ids whose rows of W2 are kept;
     with layout "domino"."""
     config = net.config
@@ -80,17 +78,12 @@ def export_domino(
     more = {"projector_type": PROJECTOR} | config.model_dump(include=set(PROJECTOR_FIELDS))
     written = zlab_config(config, tensors, DOMINO if layout == "domino" else ARCHITECTURE, **more)
     written["emb_dim"] = config.emb_dim  # some readers look only here, others only below
-    return written, tensors if ids is None else without_other_rows(tensors, ids)
+    if ids is not None:
+        tensors |= {WEIGHT: tensors[WEIGHT][ids.long()].contiguous(), IDS: ids.to(torch.int32)}
+    return written, tensors
 
 
 IDS, WEIGHT = "embed_proj.ids", "embed_proj.2.weight"
-
-
-def without_other_rows(tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """A checkpoint's tensors with the rows of some ids alone. `tensors`: in the public layout, W2 whole. `ids`: [K]
-    ascending ids."""
-    ids = ids.to(torch.int64)
-    return {**tensors, WEIGHT: tensors[WEIGHT][ids].contiguous(), IDS: ids.to(torch.int32)}
 
 
 def with_every_row(tensors: Mapping[str, Tensor], vocab_size: int, name: str) -> dict[str, Tensor]:

@@ -11,8 +11,6 @@ Tensor names are the same in all three. Early files of SpecForge prefix those of
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from outpace.drafters.dflash.files import (
     OF_THE_TARGET,
     check_architecture,
@@ -23,7 +21,7 @@ from outpace.drafters.dflash.files import (
     zlab_config,
 )
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
-from outpace.drafters.fields import Fields, agreed, architectures, build, flag, needed
+from outpace.drafters.fields import Exported, Fields, agreed, architectures, build, flag, needed
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
@@ -92,7 +90,7 @@ def _check_kind(fields: Fields, inner: Fields) -> None:
             raise ModelError(f"{inner.where}: {name}={value!r}: only {' or '.join(known[name])} is supported")
 
 
-def export_dspark(net: DSparkNet, layout: str, target: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_dspark(net: DSparkNet, layout: str, target: str | None = None) -> Exported:
     """Config and tensors of a drafter in SpecForge's layout."""
     config, theirs = net.config, {ours: public for public, ours in NAMES.items()}
     tensors = {theirs.get(key, key): tensor for key, tensor in net.state_dict().items()}

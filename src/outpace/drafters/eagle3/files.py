@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from outpace.drafters.eagle3.net import OF_SPECULATORS, Eagle3Config, Eagle3Net
-from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
+from outpace.drafters.fields import Exported, Fields, architectures, build, dtype_name, flag, rope, write_sizes
 from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
@@ -167,7 +167,7 @@ def eagle3_tensors(net: Eagle3Net, layout: str) -> dict[str, Tensor]:
     return tensors
 
 
-def export_eagle3(net: Eagle3Net, layout: str, target: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_eagle3(net: Eagle3Net, layout: str, target: str | None = None) -> Exported:
     """Config and tensors in a layout: "midlayer" as SpecForge writes it (SGLang, vLLM); "speculators" (vLLM), which can
     express every variant and keeps the target's name; or "headless", which is "midlayer" without a head (vLLM)."""
     return eagle3_config(net, layout, target), eagle3_tensors(net, layout)

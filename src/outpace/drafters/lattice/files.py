@@ -4,10 +4,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from outpace.drafters.dflash.files import check_architecture, check_block_weights, dflash_values, zlab_config
-from outpace.drafters.fields import Fields, architectures, build
+from outpace.drafters.fields import Exported, Fields, architectures, build
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
@@ -39,9 +37,7 @@ def read_lattice(checkpoint: Checkpoint) -> LatticeNet:
     return net
 
 
-def export_lattice(
-    net: LatticeNet, layout: str = "lattice", target: str | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_lattice(net: LatticeNet, layout: str = "lattice", target: str | None = None) -> Exported:
     """Config and tensors of a drafter."""
     config, tensors = net.config, dict(net.state_dict())
     own = {SECTION: {"rank": config.rank, "candidates": config.candidates}}
