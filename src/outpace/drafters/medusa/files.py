@@ -11,7 +11,7 @@ target's file; here they are a file of their own, with the fields medusa_num_hea
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,8 @@ from outpace.lib.errors import ModelError
 
 _CHAINED = {"linear": "linear", "norm": "input_layernorm", "out_norm": "post_layernorm"}
 """Our names of a chained head's parts, and TokenSwift's."""
+_FIRST = {"medusa_layers.": "tokenswift", "blocks.": "vllm"}
+"""By what a layout's names begin with."""
 
 
 def is_medusa(config: Mapping[str, Any]) -> bool:
@@ -39,15 +41,15 @@ def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
     incomplete."""
     name = checkpoint.name
     fields = Fields(checkpoint.config, f"{name}: config.json")
-    bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
+    prefix = re.compile(r"^(?:medusa_heads?\.|model\.(?=medusa_layers\.))")
+    bare = {prefix.sub("", key): tensor for key, tensor in checkpoint.tensors.items()}
     if len(bare) < len(checkpoint.tensors):
-        raise ModelError(f"{name}: holds a tensor twice, with and without the prefix 'medusa_head.'")
-    vllm = any(key.startswith("blocks.") for key in bare)
-    layers = fields.count("num_hidden_layers" if vllm else "medusa_num_layers", 1)
-    if any("medusa_layers." in key for key in bare):
-        tensors = _from_tokenswift(bare)
-    else:
-        tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
+        raise ModelError(f"{name}: holds a tensor twice, with and without the prefix 'medusa_head.' or 'model.'")
+    layout = next((known for first, known in _FIRST.items() if any(key.startswith(first) for key in bare)), "authors")
+    layers = fields.count("num_hidden_layers" if layout == "vllm" else "medusa_num_layers", 1)
+    if layout == "vllm" and flag("original_lm_head", fields) and "lm_heads.0.weight" in bare:
+        bare["lm_head.weight"] = bare.pop("lm_heads.0.weight")
+    tensors = _renamed(bare, [(theirs, ours) for ours, theirs in _names(layout, layers)])
     heads = _count_heads(fields, tensors, name)
     config = _config(fields, tensors, heads, layers)
     return filled(lambda: MedusaNet(config), tensors, name)
@@ -66,33 +68,22 @@ def _count_heads(fields: Fields, tensors: Mapping[str, Tensor], name: str) -> in
     return len(numbers)
 
 
-def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    tensors = {}
-    for key, tensor in bare.items():
-        ours = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"heads.\1.blocks.\2.", key)
-        tensors[re.sub(rf"^(\d+)\.{layers}\.weight$", r"heads.\1.lm_head.weight", ours)] = tensor
-    return tensors
+def _names(layout: str, layers: int) -> list[tuple[str, str]]:
+    """Beginnings of our names and of a layout's, {} standing for a number."""
+    if layout == "tokenswift":
+        return [(f"heads.{{}}.{ours}.", f"medusa_layers.{{}}.{theirs}.") for ours, theirs in _CHAINED.items()]
+    of_vllm = "blocks.{}.layers.{}.", "lm_heads.{}."
+    blocks, head = of_vllm if layout == "vllm" else ("{}.{}.linear.", f"{{}}.{layers}.")
+    return [("heads.{}.blocks.{}.", blocks), ("heads.{}.lm_head.", head)]
 
 
-def _from_tokenswift(bare: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    ours = {theirs: own for own, theirs in _CHAINED.items()}
-    pattern = re.compile(rf"(?:model\.)?medusa_layers\.(\d+)\.({'|'.join(ours)})\.weight")
-
-    def named(found: re.Match[str]) -> str:
-        return f"heads.{found[1]}.{ours[found[2]]}.weight"
-
-    return {pattern.sub(named, key): tensor for key, tensor in bare.items()}
-
-
-def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
-    shared = flag("original_lm_head", fields)
-    tensors = {}
-    for key, tensor in bare.items():
-        ours = re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"heads.\1.blocks.\2.", key)
-        if shared and ours == "lm_heads.0.weight":
-            ours = "lm_head.weight"
-        tensors[re.sub(r"^lm_heads\.(\d+)\.", r"heads.\1.lm_head.", ours)] = tensor
-    return tensors
+def _renamed(tensors: Mapping[str, Tensor], pairs: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
+    """Tensors whose names began with the first of a pair, and now begin with the second; others as they are."""
+    renamed = dict(tensors)
+    for old, new in pairs:
+        pattern, now = "^" + re.escape(old).replace(r"\{\}", r"(\d+)"), new.format(r"\1", r"\2")
+        renamed = {re.sub(pattern, now, key): tensor for key, tensor in renamed.items()}
+    return renamed
 
 
 def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: int) -> MedusaConfig:
@@ -128,16 +119,17 @@ def export_medusa(
 ) -> tuple[dict[str, Any], dict[str, Tensor], str]:
     """Config, tensors and the file's name in a public layout: "authors" (also text-generation-inference; of chained
     heads TokenSwift's), or "vllm"."""
-    config, state = net.config, dict(net.state_dict())
+    config = net.config
     if layout == "authors" and config.head == "shared":
         raise ModelError("layout='authors' has no head='shared'; use layout='vllm'")
     if layout == "vllm" and config.head == "target":
         raise ModelError("layout='vllm' needs vocabulary layers in the file, but head='target'")
+    tensors = _renamed(net.state_dict(), _names("tokenswift" if config.chained else layout, config.layers))
     sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if layout == "authors":
         fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
         fields |= {"rms_norm_eps": config.rms_eps} if config.chained else {}
-        return fields, {_to_authors(key, config): state[key] for key in state}, MEDUSA_WEIGHTS
+        return fields, tensors, MEDUSA_WEIGHTS
     fields = sizes | {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -147,17 +139,4 @@ def export_medusa(
         "medusa_fc_bias": config.bias,
         "original_lm_head": config.head == "shared",
     }
-    return fields, {_to_vllm(key): state[key] for key in state}, WEIGHTS
-
-
-def _to_authors(key: str, config: MedusaConfig) -> str:
-    if config.chained:
-        _, head, part, kind = key.split(".")
-        return f"medusa_layers.{head}.{_CHAINED[part]}.{kind}"
-    key = re.sub(r"^heads\.(\d+)\.lm_head\.", rf"\1.{config.layers}.", key)
-    return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"\1.\2.linear.", key)
-
-
-def _to_vllm(key: str) -> str:
-    key = re.sub(r"^heads\.(\d+)\.lm_head\.", r"lm_heads.\1.", key)
-    return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"blocks.\1.layers.\2.", key)
+    return fields, tensors, WEIGHTS
