@@ -142,11 +142,7 @@ static inline void mix_queries(const std::vector<Weighted>* sides, int width, in
 static inline float total_of(const float* weights) {
   typedef float Four __attribute__((vector_size(16)));
   Four sums = {};
-  for (int at = 0; at < kTile; at += 4) {
-    Four next;
-    std::memcpy(&next, weights + at, sizeof next);
-    sums += next;
-  }
+  for (int at = 0; at < kTile; at += 4) sums += bits_at<Four>(weights + at);
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 

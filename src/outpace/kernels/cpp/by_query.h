@@ -218,8 +218,7 @@ class ByQuery {
   void weigh(int v, float* scores, const Sums& sums) {
     const Lanes factor = block_.factor();
     const int tile = block_.tile;
-    IntLanes low, end;
-    std::memcpy(&low, &block_.low[v * kLanes], sizeof low), std::memcpy(&end, &block_.end[v * kLanes], sizeof end);
+    const IntLanes low = bits_at<IntLanes>(&block_.low[v * kLanes]), end = bits_at<IntLanes>(&block_.end[v * kLanes]);
     const auto seen = [&](int at, Lanes number, float otherwise) {
       if constexpr (!Hides) return number;
       const IntLanes position = IntLanes{} + (tile + at);

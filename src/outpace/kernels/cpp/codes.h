@@ -7,24 +7,16 @@ constexpr int kBlockVectors = kOutputs / kLanes;
 
 typedef uint8_t CodeLanes __attribute__((vector_size(4 * kLanes)));
 
-static inline CodeLanes load_codes(const uint8_t* from) {
-  CodeLanes codes;
-  std::memcpy(&codes, from, sizeof codes);
-  return codes;
-}
+static inline CodeLanes load_codes(const uint8_t* from) { return bits_at<CodeLanes>(from); }
 
 // Bytes `value` where a bit of `bits` is set.
 static inline CodeLanes spread_bits(const uint8_t* bits, uint8_t value) {
 #if defined(__AVX512BW__)
-  uint64_t mask;
-  std::memcpy(&mask, bits, 8);
-  return (CodeLanes)_mm512_maskz_set1_epi8(mask, char(value));
+  return (CodeLanes)_mm512_maskz_set1_epi8(bits_at<uint64_t>(bits), char(value));
 #elif defined(__AVX2__)
-  uint32_t four;
-  std::memcpy(&four, bits, 4);
   const __m256i places = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
   const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201ull));
-  const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int32_t(four)), places), each);
+  const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int32_t(four_at(bits))), places), each);
   return (CodeLanes)_mm256_and_si256(_mm256_cmpeq_epi8(spread, each), _mm256_set1_epi8(char(value)));
 #elif defined(__aarch64__)
   const uint8x16_t each = (uint8x16_t)vdupq_n_u64(0x8040201008040201);

@@ -21,8 +21,7 @@ static inline float logit_at(const Drawn& one, int32_t token) {
 static inline Lanes logits_from(const Drawn& one, int32_t token) {
   if (!one.is_bfloat16) return load((const float*)one.logits + token);
   typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
-  HalfLanes halves;
-  std::memcpy(&halves, (const uint16_t*)one.logits + token, sizeof halves);
+  const HalfLanes halves = bits_at<HalfLanes>((const uint16_t*)one.logits + token);
   return (Lanes)(__builtin_convertvector(halves, BitLanes) << 16);
 }
 

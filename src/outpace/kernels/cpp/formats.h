@@ -91,18 +91,14 @@ static inline float from_half(uint16_t bits) {
   else if (rest >= 0x400) wide = sign | ((rest << 13) + 0x38000000);
   else {  // subnormal: rest * 2^-24, exact in a float
     const float number = float(rest) * 5.9604644775390625e-8f;
-    std::memcpy(&wide, &number, 4);
-    wide |= sign;
+    wide = bits_at<uint32_t>(&number) | sign;
   }
-  float number;
-  std::memcpy(&number, &wide, 4);
-  return number;
+  return bits_at<float>(&wide);
 #endif
 }
 
 static inline uint16_t to_half(float number) {
-  uint32_t bits;
-  std::memcpy(&bits, &number, 4);
+  const uint32_t bits = bits_at<uint32_t>(&number);
   const uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
   if (rest >= 0x477fe000) return uint16_t(sign | 0x7bff);  // the largest that is finite
   if (rest < 0x38800000) return uint16_t(sign | uint32_t(std::lrint(std::fabs(number) * 16777216.0f)));  // subnormal
@@ -114,9 +110,7 @@ static inline float half_at(const uint8_t* from) { return from_half(uint16_t(fro
 // Half of 2^(exponent - 127): MXFP4's values are doubled.
 static inline float from_exponent(uint8_t exponent) {
   const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : uint32_t(exponent - 1) << 23;
-  float number;
-  std::memcpy(&number, &bits, 4);
-  return number;
+  return bits_at<float>(&bits);
 }
 
 // What a file's block holds, each thing in a byte. `codes` are indices in formats with a table.
@@ -140,8 +134,7 @@ static inline void unpack(const uint8_t* block, Unpacked& to) {
   else if constexpr (Id == kMXFP4) halves(block + 1, 16, 1);
   else if constexpr (Id == kQ5_0 || Id == kQ5_1) {
     const uint8_t* bits = block + (Id == kQ5_0 ? 2 : 4);
-    uint32_t fifth;
-    std::memcpy(&fifth, bits, 4);
+    const uint32_t fifth = bits_at<uint32_t>(bits);
     halves(bits + 4, 16, 1);
     for (int at = 0; at < 32; ++at) codes[at] |= (fifth >> at & 1) << 4;
   } else if constexpr (Id == kQ8_0) {
@@ -227,11 +220,7 @@ static inline size_t block_panel_bytes(int32_t format, int inputs) {
   return found;
 }
 
-static inline uint32_t four_at(const uint8_t* from) {
-  uint32_t four;
-  std::memcpy(&four, from, 4);
-  return four;
-}
+static inline uint32_t four_at(const uint8_t* from) { return bits_at<uint32_t>(from); }
 
 static inline void put_four(uint8_t* to, uint32_t four) { std::memcpy(to, &four, 4); }
 

@@ -35,11 +35,15 @@ typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitLanes __attribute__((vector_size(4 * kLanes)));
 typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 
-static inline Lanes load(const float* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
-  return lanes;
+// What the bits at an address stand for as another type.
+template <class T>
+static inline T bits_at(const void* from) {
+  T bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return bits;
 }
+
+static inline Lanes load(const float* from) { return bits_at<Lanes>(from); }
 
 static inline void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
@@ -182,11 +186,7 @@ constexpr int kWords = 1;
 typedef uint32_t Words;
 #endif
 
-static inline Words load_words(const void* from) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
-  return words;
-}
+static inline Words load_words(const void* from) { return bits_at<Words>(from); }
 
 // sum + numbers times word `Index`, which is a float.
 template <int Index>
@@ -194,25 +194,20 @@ static inline Lanes add_float(Lanes sum, Lanes numbers, Words words) {
 #if defined(__aarch64__)
   return (Lanes)vfmaq_laneq_f32((float32x4_t)sum, (float32x4_t)numbers, (float32x4_t)words, Index);
 #else
-  float number;
-  std::memcpy(&number, &words, sizeof number);
-  return fma(all(number), numbers, sum);
+  return fma(all(bits_at<float>(&words)), numbers, sum);
 #endif
 }
 
 // bfloat16: the upper half of a float's bits, rounded to even.
 static inline uint16_t to_bfloat16(float number) {
-  uint32_t bits;
-  std::memcpy(&bits, &number, 4);
+  const uint32_t bits = bits_at<uint32_t>(&number);
   if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN stays NaN
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 static inline float as_float(uint16_t half) {
   const uint32_t bits = uint32_t(half) << 16;
-  float number;
-  std::memcpy(&number, &bits, 4);
-  return number;
+  return bits_at<float>(&bits);
 }
 
 static inline float as_float(int8_t whole) { return float(whole); }
@@ -220,7 +215,5 @@ static inline float as_float(int8_t whole) { return float(whole); }
 // Integers of a byte lose nothing in bfloat16.
 static inline uint16_t exact_bfloat16(int8_t whole) {
   const float number = whole;
-  uint32_t bits;
-  std::memcpy(&bits, &number, 4);
-  return uint16_t(bits >> 16);
+  return uint16_t(bits_at<uint32_t>(&number) >> 16);
 }

@@ -63,9 +63,7 @@ static inline PairLanes byte_pairs(const uint8_t* from) {
   __m512i own = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)from));
   own = _mm512_shuffle_epi8(own, _mm512_load_si512(places.from));
 #else
-  int64_t bytes;
-  std::memcpy(&bytes, from, 8);
-  __m256i own = _mm256_shuffle_epi8(_mm256_set1_epi64x(bytes), _mm256_load_si256((const __m256i*)places.from));
+  __m256i own = _mm256_shuffle_epi8(_mm256_set1_epi64x(bits_at<int64_t>(from)), _mm256_load_si256((const __m256i*)places.from));
 #endif
   return Signed ? (PairLanes)own >> 8 : (PairLanes)own;
 }

@@ -66,8 +66,7 @@ struct Bfloat16s {
   static constexpr int together = 2;
   template <int Index>
   static Lanes lanes(const uint16_t* from) {
-    BitLanes both;
-    std::memcpy(&both, from, sizeof both);
+    const BitLanes both = bits_at<BitLanes>(from);
     return (Lanes)(Index ? both & 0xffff0000u : both << 16);
   }
 };
@@ -181,8 +180,7 @@ static inline void panel_rows(const Matrix& m, const Operand& from, int panel, i
     multiply_words<UnsignedBytes, R>((const uint8_t*)weights, (const void* const*)rows_of(int8_t()).data(), inputs / 4, whole);
     for (int r = 0; r < R; ++r)
       for (int at = 0; at < kPanel; at += kLanes) {
-        IntLanes sums;
-        std::memcpy(&sums, whole[r] + at, sizeof sums);
+        const IntLanes sums = bits_at<IntLanes>(whole[r] + at);
         const Lanes unit = from.scales[first + r] * load(m.scales + start + at);
         store(out[r] + at, __builtin_convertvector(sums - UnsignedBytes::offset * from.sums[first + r], Lanes) * unit);
       }

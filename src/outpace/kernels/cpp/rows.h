@@ -115,14 +115,8 @@ static inline float largest_magnitude(const float* row, int width) {
     most = own > most ? own : most;
   }
   int32_t found = largest(most);
-  for (; at < width; ++at) {
-    int32_t own;
-    std::memcpy(&own, row + at, sizeof own);
-    found = std::max(found, own & kMagnitude);
-  }
-  float magnitude;
-  std::memcpy(&magnitude, &found, sizeof magnitude);
-  return magnitude;
+  for (; at < width; ++at) found = std::max(found, bits_at<int32_t>(row + at) & kMagnitude);
+  return bits_at<float>(&found);
 }
 
 // A product's left side: rows of one of the kinds, each `stride` numbers, zeros after its end.
