@@ -3,7 +3,6 @@
 Python reference: `models.attention.reference_attention`.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.kernels import structs
-from outpace.kernels.build import call, loaded_kernels, threads
+from outpace.kernels.build import address_of, call, loaded_kernels, threads
 from outpace.lib.int8 import rotated
 
 KV_CACHE_DTYPES = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -50,7 +49,7 @@ def parts_of(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
         positions = segment.positions.long().contiguous()
         visible = None if segment.visible is None else segment.visible.bool().contiguous()
         kept += [positions] if visible is None else [positions, visible]
-        part.visible = None if visible is None else visible.data_ptr()
+        part.visible = address_of(visible)
         part.positions, part.slot, part.start = positions.data_ptr(), segment.slot, segment.start
         part.count, part.committed, part.scratch = segment.count, segment.committed, segment.scratch
         if segment.view is not None:
@@ -77,7 +76,6 @@ def attend(query: Tensor, segments: Sequence[Segment], settings: AttentionSettin
     output = torch.empty_like(rows)
     parts, kept = parts_of(segments)
     shape = len(segments), settings.layer, rows.shape[1], kv.keys.shape[2]
-    places = ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(output.data_ptr())
-    call("attend", ctypes.byref(store_of(kv)), parts, *shape, ctypes.byref(sight_of(settings)), *places, threads())
+    call("attend", store_of(kv), parts, *shape, sight_of(settings), rows, output, threads())
     del kept
     return output.to(query.dtype)

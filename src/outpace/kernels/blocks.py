@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.build import call, kernels, threads
+from outpace.kernels.build import address_of, call, kernels, threads
 from outpace.kernels.formats import BlockFormat, bytes_of
 from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
 from outpace.kernels.structs import PanelMatrix
@@ -78,9 +78,9 @@ class BlockWeight:
         """Rows `ids` [K], or all, as float32 [K, in]. Python reference: `gguf.quants.dequantize`."""
         rows = self if ids is None else self.take(ids)
         found = torch.empty(rows.outputs, self.inputs)
-        where = _address(self.data), int(self.packed is not None), _address(rows.order)
         shape = ctypes.c_int64(rows.outputs), self.inputs
-        call("dequantize", int(self.format), *where, *shape, ctypes.c_void_p(found.data_ptr()), threads())
+        is_packed = int(self.packed is not None)
+        call("dequantize", int(self.format), self.data, is_packed, rows.order, *shape, found, threads())
         return found
 
 
@@ -159,7 +159,7 @@ class Slabs:
         """A tensor of this many bytes, which begins at a multiple of 64."""
         if self._used + count > len(self._slab):
             self._slab, self._used = _allocate(max(self._SIZE, count + _LINE)), 0
-            call("prefer_large_pages", ctypes.c_void_p(self._slab.data_ptr()), ctypes.c_int64(len(self._slab)))
+            call("prefer_large_pages", self._slab, ctypes.c_int64(len(self._slab)))
             self._used = -self._slab.data_ptr() % _LINE
         start, self._used = self._used, self._used + -(-count // _LINE) * _LINE
         return self._slab[start : start + count]
@@ -179,7 +179,7 @@ def _placed(
     padding = -weight.outputs % PANEL
     own = None if bias is None else nn.functional.pad(bias, (0, padding))
     matrix = PanelMatrix(
-        bias=None if own is None else own.data_ptr(),
+        bias=address_of(own),
         outputs=weight.outputs,
         inputs=weight.inputs,
         kind=FROM_FILE + int(weight.format),
@@ -189,8 +189,7 @@ def _placed(
     matrix.panels = panels.data_ptr()
     descriptor, offset = place(weight.data)
     where = int(weight.packed is not None), _known_to_all(descriptor), ctypes.c_int64(offset)
-    source = _address(weight.data), *where, _address(weight.order)
-    outcome = kernels().outpace_place(ctypes.byref(matrix), *source, ctypes.c_void_p(matrix.panels), threads())
+    outcome = call("place", matrix, weight.data, *where, weight.order, panels, threads())
     if outcome == _NOT_FINITE:
         raise ModelError(f"{weight.name}: has weights that are NaN or infinite; download the file again")
     if outcome == _UNREAD:
@@ -263,7 +262,3 @@ def reference_product(weight: BlockWeight, rows: Tensor) -> Tensor:
     whole = torch.from_numpy(dequantize(np.ascontiguousarray(weight.data), weight.format))
     whole = whole if weight.order is None else whole[torch.from_numpy(weight.order)]
     return rounded @ whole.double().T
-
-
-def _address(array: np.ndarray[Any, Any] | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from platformdirs import user_cache_path
 
@@ -35,6 +36,7 @@ _GCC = "GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
 _OTHERS = {"darwin": "Apple's C++ compiler (`xcode-select --install`)", "win32": "GCC of MSYS2"}
 _UNLOADABLE = "what was built cannot be loaded"
 _INSTALL = f"install {_OTHERS.get(sys.platform, _GCC)}"
+_MEMORY = (torch.Tensor, np.ndarray, ctypes.Structure, ctypes.Array)
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,19 @@ def kernels() -> ctypes.CDLL:
     return handle
 
 
-def call(name: str, *arguments: Any) -> None:
-    """Call the kernel `outpace_<name>`."""
-    getattr(kernels(), f"outpace_{name}")(*arguments)
+def call(name: str, *arguments: Any) -> int:
+    """Call the kernel `outpace_<name>`. Memory is passed by its address, and integers as 32 bits."""
+    given = [ctypes.c_void_p(address_of(one)) if isinstance(one, _MEMORY) else one for one in arguments]
+    return int(getattr(kernels(), f"outpace_{name}")(*given))
+
+
+def address_of(memory: Any) -> int | None:
+    """Where a tensor, an array of NumPy, or a structure or array of ctypes begins; None, a null pointer, for None."""
+    if memory is None:
+        return None
+    if isinstance(memory, torch.Tensor):
+        return memory.data_ptr()
+    return int(memory.__array_interface__["data"][0]) if isinstance(memory, np.ndarray) else ctypes.addressof(memory)
 
 
 def threads() -> int:

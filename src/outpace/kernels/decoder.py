@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from outpace.cache.slots import Segment, SlotKV
 from outpace.kernels import structs
 from outpace.kernels.attention import parts_of, store_of
-from outpace.kernels.build import call, threads
+from outpace.kernels.build import address_of, call, threads
 from outpace.kernels.exact import NotCompiled
 from outpace.kernels.linear import FROM_FILE, KernelLinear, Kind
 
@@ -144,9 +144,9 @@ class CompiledLayers:
         *places, raw = (wanted[tap].data_ptr() if tap in wanted else None for tap in range(self.decoder.count + 2))
         one, kept = _pass_of(rows, positions, segments, kv)
         one.taps = (table := structs.array(ctypes.c_void_p, len(places))(*places))
-        one.embeddings = None if embeddings is None else embeddings.data_ptr()
+        one.embeddings = address_of(embeddings)
         one.raw = raw
-        call("run", ctypes.byref(self.decoder), ctypes.byref(one), threads())
+        call("run", self.decoder, one, threads())
         del kept, table
         return wanted
 
@@ -175,7 +175,7 @@ class CompiledLayers:
         fused = torch.empty(len(features), self.hidden)
         one, kept = _pass_of(fused, positions, segments, kv)
         given = ctypes.byref(fc), ctypes.c_void_p(norm), ctypes.c_void_p(features.data_ptr())
-        call("context", ctypes.byref(self.decoder), *given, ctypes.byref(one), threads())
+        call("context", self.decoder, *given, one, threads())
         del kept
         return fused
 

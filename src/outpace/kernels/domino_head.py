@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.kernels import structs
-from outpace.kernels.build import call, threads
+from outpace.kernels.build import address_of, call, threads
 from outpace.kernels.topk import KeyedDraws
 
 Picked = Sequence[tuple[Tensor, Sequence[int]]]
@@ -95,19 +95,12 @@ class CompiledHead:
         outputs = None if rows.outputs is None else _addresses(rows.outputs)
         draws = None if rows.draws is None else rows.draws.structure()
         one = structs.Correction(
-            embeddings=embeddings.data_ptr(),
-            before=ctypes.addressof(before),
-            outputs=None if outputs is None else ctypes.addressof(outputs),
-            base=ctypes.addressof(base),
-            after=after.data_ptr(),
-            logits=None if logits is None else logits.data_ptr(),
-            best=None if log_probs is None else log_probs.data_ptr(),
-            ids=None if columns is None else columns.data_ptr(),
+            *map(address_of, (embeddings, before, outputs, base, after, logits, log_probs, columns)),
             draws=None if draws is None else ctypes.pointer(draws),
             rows=count,
             wanted=best or 0,
         )
-        call("correct", ctypes.byref(self._head), ctypes.byref(one), threads())
+        call("correct", self._head, one, threads())
         return HeadStep(after, logits, log_probs, columns)
 
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.build import call, threads
+from outpace.kernels.build import address_of, call, threads
 from outpace.kernels.instructions import multiplies_bfloat16
 from outpace.kernels.structs import PanelMatrix
 from outpace.lib.errors import InvalidRequest
@@ -89,11 +89,11 @@ class KernelLinear(nn.Module):
         self.bias = None if bias is None else nn.functional.pad(bias.detach().float(), (0, whole - self.outputs))
         self.scales = torch.zeros(whole) if kind == Kind.INT8 else None
         self.panels = torch.empty(whole * -(-self.inputs // _PADDING) * _PADDING, dtype=_STORED[kind])
-        call("prefer_large_pages", _pointer(self.panels), ctypes.c_int64(self.panels.nbytes))
+        call("prefer_large_pages", self.panels, ctypes.c_int64(self.panels.nbytes))
         self.matrix = PanelMatrix(
             panels=self.panels.data_ptr(),
-            scales=_address(self.scales),
-            bias=_address(self.bias),
+            scales=address_of(self.scales),
+            bias=address_of(self.bias),
             outputs=self.outputs,
             inputs=self.inputs,
             kind=kind,
@@ -103,8 +103,7 @@ class KernelLinear(nn.Module):
             self._place(int8)
             return
         wide = weight.detach().float().contiguous()
-        places = _pointer(wide), _pointer(self.panels), _pointer(self.scales)
-        call("pack", ctypes.byref(self.matrix), *places, threads())
+        call("pack", self.matrix, wide, self.panels, self.scales, threads())
 
     def _place(self, int8: Int8Weight) -> None:
         """Lay out codes in panels, as the kernels do with those that they compute."""
@@ -139,7 +138,7 @@ class KernelLinear(nn.Module):
         flat = rows.reshape(-1, self.inputs).float().contiguous()
         out = torch.empty(len(flat), self.outputs)
         if len(flat):  # the kernels divide by the number of tiles that rows fill
-            call("linear", ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
+            call("linear", self.matrix, flat, len(flat), out, threads())
         return out.view(*rows.shape[:-1], self.outputs)
 
     def unpacked(self) -> Tensor:
@@ -151,11 +150,3 @@ class KernelLinear(nn.Module):
         if self.kind == Kind.INT8:
             raise InvalidRequest("quantize='int8': the full weights are gone; load the model with quantize='none'")
         return self._numbers().to(self.dtype)
-
-
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(_address(tensor))
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -32,7 +32,6 @@ def quantize(values: np.ndarray[Any, np.dtype[np.float32]], to: BlockFormat) -> 
     *rows, inputs = values.shape
     assert is_whole(to, inputs), "rows must be whole blocks"
     blocks = np.empty((*rows, bytes_of(to, inputs)), dtype=np.uint8)
-    source, result = ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(blocks.ctypes.data)
     shape = ctypes.c_int64(values.size // inputs), inputs
-    call("quantize", int(to), source, *shape, result, threads())
+    call("quantize", int(to), values, *shape, blocks, threads())
     return blocks

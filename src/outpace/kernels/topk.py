@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.kernels import structs
-from outpace.kernels.build import call, threads
+from outpace.kernels.build import address_of, call, threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,7 @@ class KeyedDraws:
         if self.ids is not None:
             own = [one.contiguous() for one in self.ids]
             ids = structs.array(ctypes.c_void_p, count)(*(one.data_ptr() for one in own))
-        places = (None if each is None else ctypes.addressof(each) for each in (keys, ids, draws, temperatures))
-        made = structs.KeyedDrawsStruct(*places, count)
+        made = structs.KeyedDrawsStruct(*map(address_of, (keys, ids, draws, temperatures)), count)
         made.kept = (keys, draws, temperatures, ids, own)
         return made
 
@@ -60,8 +59,6 @@ def largest(
     rows = logits.contiguous()
     best = torch.empty(len(rows), count)
     ids = torch.empty(len(rows), count, dtype=torch.int64)
-    source, *results = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (rows, best, ids))
     given = None if draws is None else draws.structure()
-    place = None if given is None else ctypes.byref(given)
-    call("top", source, *rows.shape, count, int(normalised), place, *results, threads())
+    call("top", rows, *rows.shape, count, int(normalised), given, best, ids, threads())
     return best, ids

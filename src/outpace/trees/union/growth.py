@@ -15,7 +15,7 @@ from outpace.core.protocols import SamplingContext
 from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
-from outpace.kernels.build import call, kernels
+from outpace.kernels.build import address_of, call, kernels
 from outpace.sampling.noise import noise_key
 from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
 from outpace.trees.union import acceptance
@@ -168,7 +168,7 @@ class CompiledText:
         new = ids[len(self._ids) :]
         self._ids += new
         array = np.array(new, dtype=np.int64)
-        call("text_extend", self.handle, ctypes.c_void_p(_address(array)), ctypes.c_int64(len(array)))
+        call("text_extend", self.handle, array, ctypes.c_int64(len(array)))
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` ids: the automaton is rebuilt from these."""
@@ -192,7 +192,7 @@ class CompiledGrower:
         trees = structs.array(structs.Growing, len(requests))()
         calls = [_KernelTree(tree, request) for tree, request in zip(trees, requests, strict=True)]
         if calls:
-            call("grow", ctypes.byref(_LAYOUT), trees, len(trees))
+            call("grow", _LAYOUT, trees, len(trees))
         return [call.growth() for call in calls]
 
     def learn(self, lessons: Sequence[Lesson]) -> None:
@@ -204,8 +204,8 @@ class CompiledGrower:
             kept.append(given)
             row.weights, row.squares = (column.buffer_info()[0] for column in (model.weights, model.squares))
             columns = (candidates.starts, candidates.tokens, candidates.features)
-            row.named_from, row.named, row.features = map(_address, columns)
-            row.nodes, row.said = _address(given), _address(given) + given.strides[0]
+            row.named_from, row.named, row.features = map(address_of, columns)
+            row.nodes, row.said = map(address_of, given)
             row.rate, row.count, row.size = model.rate, len(nodes), SIZE
         if kept:
             call("learn", rows, len(rows))
@@ -222,10 +222,8 @@ class _KernelTree:
         self._columns[0, 0] = context.ids[-1]
         self._gains, self._tokens = np.empty(budget + 2), np.empty(most, dtype=np.int64)
         self._features = np.empty((most, SOURCES), dtype=np.uint8)
-        first, stride = _address(self._columns), self._columns.strides[0]
-        rows = [first + row * stride for row in range(5)]
-        tree.tokens, tree.parents, tree.drafted, tree.origins, tree.named_from = rows
-        tree.gains, tree.named, tree.features = map(_address, (self._gains, self._tokens, self._features))
+        tree.tokens, tree.parents, tree.drafted, tree.origins, tree.named_from = map(address_of, self._columns)
+        tree.gains, tree.named, tree.features = map(address_of, (self._gains, self._tokens, self._features))
         tree.weights = request.acceptance.weights.buffer_info()[0]
         tree.text = None if request.text is None else request.text.handle
         tree.budget, tree.max_depth, tree.before = budget, request.max_depth, context.before
@@ -253,11 +251,11 @@ class _KernelTree:
             self._inputs.append(pairs)
             self._tree.pairs = ctypes.pointer(pairs)
 
-    def _input(self, values: Any, dtype: Any = np.int64) -> int:
+    def _input(self, values: Any, dtype: Any = np.int64) -> int | None:
         """The address of values, which live as long as this."""
         array = np.asarray(values, dtype=dtype)
         self._inputs.append(array)
-        return _address(array)
+        return address_of(array)
 
     def growth(self) -> Growth:
         """The tree, after the kernels have grown it."""
@@ -271,7 +269,3 @@ class _KernelTree:
             candidates=NodeCandidates(self._columns[4, : expanded + 1], self._tokens, self._features),
             passes=0 if self._draft is None else self._draft.draft_passes,
         )
-
-
-def _address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
