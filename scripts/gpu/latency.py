@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.cache.passes import PassCache, Tables
+from outpace.cache.slots import Rows
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.dflash.net import DFlashNet
@@ -18,7 +19,7 @@ from outpace.drafters.domino.gpu.head import Rollout, TritonHead, gate_table
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.domino.source import block_source
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.drafters.net_slots import NetPass, NetSlots, Sight
 from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
 from outpace.models.packed import PassPart
@@ -174,7 +175,7 @@ class Latency:
         """Times of writing features into the context, of the block, and of the target's head over all depths."""
         sizes, batch, context = self._sizes, len(target.kv.lengths), target.kv.lengths[0]
         slots = _net_slots(net, batch, context, sizes.block + ACCEPTED)
-        parts = [Rows(slot, sizes.block, torch.arange(sizes.block)) for slot in range(batch)]
+        parts = [Rows(slot, torch.arange(sizes.block)) for slot in range(batch)]
         sights = [Sight() for _ in range(net.config.layers)]
         attend, positions = slots.attention(parts, sights), slots.positions(parts).to(self._device)
         rows = torch.randn(batch * sizes.block, sizes.hidden, device=self._device).to(self._dtype)
@@ -216,7 +217,7 @@ class Latency:
         breadth = sizes.eagle_breadth
         slots = _net_slots(net, batch, context, breadth)
         parts = [
-            Rows(slot, breadth, torch.zeros(breadth, dtype=torch.int64), torch.eye(breadth, dtype=torch.bool))
+            Rows(slot, torch.zeros(breadth, dtype=torch.int64), torch.eye(breadth, dtype=torch.bool))
             for slot in range(batch)
         ]
         attend, positions = slots.attention(parts), slots.positions(parts).to(self._device)

@@ -1,6 +1,7 @@
 """Slots of keys and values, one preallocated per request; accepted rows are committed by moving them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -164,6 +165,28 @@ class SlotKV:
             self.lengths[slot] += len(path)
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One request's share of a pass: N fresh rows, which may see S scratch rows of earlier passes.
+
+    Attributes:
+        slot: where its keys and values are.
+        offsets: [S + N] logical positions of the scratch and the fresh rows, counted from the committed length.
+        visible, scratch, view: as of `Segment`.
+    """
+
+    slot: int
+    offsets: Tensor
+    visible: Tensor | None = None
+    scratch: int = 0
+    view: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return len(self.offsets) - self.scratch
+
+
 class Segment:
     """One request's rows in a packed pass, and the rows visible to them.
 
@@ -173,6 +196,7 @@ class Segment:
     Args:
         positions: [S + N] logical positions of its S scratch rows and its N fresh ones.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
+        scratch: S.
         view: int32 [layers or 1, kv_heads or 1, M], the committed rows that fresh rows see, ascending, M at least 1;
             None for all. Only attention on a CPU knows views, of the kernels and in Python: tables refuse them.
 
@@ -269,3 +293,13 @@ class Segment:
         """Store the segment's part of a pass's keys and values [kv_heads, T, head_dim] of one layer."""
         rows, fresh = slice(self.start, self.start + self.count), slice(self.end - self.count, self.end)
         self.kv.write(layer, (self.slot, slice(None), fresh), keys[:, rows], values[:, rows])
+
+
+def segments_of(kv: SlotKV, parts: Sequence[Rows]) -> list[Segment]:
+    """The parts as rows of one packed pass over slots."""
+    segments, start = [], 0
+    for part in parts:
+        where = part.offsets + kv.lengths[part.slot]  # never a row's index in its tree
+        segments.append(Segment(kv, part.slot, start, where, part.visible, scratch=part.scratch, view=part.view))
+        start += part.count
+    return segments

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache.passes import PassCache, Tables, TilePlan
-from outpace.cache.slots import AttentionSettings, Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Rows, Segment, SlotKV, segments_of
 from outpace.drafters.layers import Attend
 from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.gpu.tree_attention import attend_plan
@@ -17,22 +17,6 @@ from outpace.models.attention import attend_segments
 
 MOST_CAPTURED_ROWS = 64
 """Most rows of a request in a captured pass. Prompts have more."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """One request's share of a net's pass: N fresh rows behind S scratch rows of earlier passes.
-
-    Attributes:
-        offsets: [S + N] positions of scratch and fresh rows, counted from the committed length.
-        visible: [N, S + N] bool, which of those each fresh row sees; None if all.
-    """
-
-    slot: int
-    count: int
-    offsets: Tensor
-    visible: Tensor | None = None
-    scratch: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,13 +117,8 @@ class NetSlots:
         return attend
 
     def segments(self, parts: Sequence[Rows]) -> list[Segment]:
-        """The parts as rows of a packed pass over the slots."""
-        segments, start = [], 0
-        for part in parts:
-            where, view = part.offsets + self.kv.lengths[part.slot], self.kv.windowed(part.slot, self.window)
-            segments.append(Segment(self.kv, part.slot, start, where, part.visible, scratch=part.scratch, view=view))
-            start += part.count
-        return segments
+        """The parts as rows of a packed pass over the slots, which see the committed rows in the window."""
+        return segments_of(self.kv, [replace(one, view=self.kv.windowed(one.slot, self.window)) for one in parts])
 
     def append(self, slot: int, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Commit keys and values [T, kv_heads, D] of each layer that were computed without a query."""

@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import Rows
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.build_context import TargetParts
 from outpace.drafters.fusion import FusionNet
 from outpace.drafters.levels import LevelwiseSource, SlotState
-from outpace.drafters.net_slots import NetSlots, Rows
+from outpace.drafters.net_slots import NetSlots
 
 
 @dataclass(eq=False)
@@ -127,7 +128,7 @@ class PairSource(LevelwiseSource, Generic[S]):
         """The rows that can be written, their tokens [T] and the target's features [T, taps * H], packed."""
         counts = [min(len(state.features), len(after)) for state, after in zip(states, ids, strict=True)]
         rows = [
-            Rows(state.slot, count, torch.arange(count), torch.ones(count, count, dtype=torch.bool).tril())
+            Rows(state.slot, torch.arange(count), torch.ones(count, count, dtype=torch.bool).tril())
             for state, count in zip(states, counts, strict=True)
         ]
         tokens = torch.tensor([token for after, count in zip(ids, counts, strict=True) for token in after[:count]])

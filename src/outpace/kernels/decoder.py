@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import Segment
 from outpace.kernels import structs
 from outpace.kernels.attention import parts_of, store_of
 from outpace.kernels.build import address_of, call, threads
@@ -119,21 +119,13 @@ class CompiledLayers:
         self._kept = kept
 
     def run(
-        self,
-        rows: Tensor,
-        positions: Tensor,
-        segments: Sequence[Segment],
-        kv: SlotKV,
-        taps: Iterable[int] = (),
-        embeddings: Tensor | None = None,
+        self, rows: Tensor, segments: Sequence[Segment], taps: Iterable[int] = (), embeddings: Tensor | None = None
     ) -> dict[int, Tensor]:
         """Replace embeddings by final hidden states, in place; keys and values are written to the slots.
 
         Args:
             rows: [T, H] float32, packed.
-            positions: [T].
             segments: the requests' rows.
-            kv: their slots.
             taps: as in `models.packed.tapped`.
             embeddings: [T, H] float32, which layers with `Norms.embedding` read in front of the rows.
 
@@ -142,7 +134,7 @@ class CompiledLayers:
         """
         wanted = {tap: torch.empty_like(rows) for tap in taps}
         *places, raw = (wanted[tap].data_ptr() if tap in wanted else None for tap in range(self.decoder.count + 2))
-        one, kept = _pass_of(rows, positions, segments, kv)
+        one, kept = _pass_of(rows, segments)
         one.taps = (table := structs.array(ctypes.c_void_p, len(places))(*places))
         one.embeddings = address_of(embeddings)
         one.raw = raw
@@ -151,13 +143,7 @@ class CompiledLayers:
         return wanted
 
     def write_context(
-        self,
-        features: Tensor,
-        fc: structs.PanelMatrix,
-        norm: int | None,
-        positions: Tensor,
-        segments: Sequence[Segment],
-        kv: SlotKV,
+        self, features: Tensor, fc: structs.PanelMatrix, norm: int | None, segments: Sequence[Segment]
     ) -> Tensor:
         """Write the keys and values that a block drafter's layers make of the target's features (cpp/context.h).
         Python reference: `drafters.dflash.net.DFlashNet.fuse` and `context`.
@@ -166,32 +152,28 @@ class CompiledLayers:
             features: [T, columns of fc] float32, contiguous.
             fc: the product that fuses them.
             norm: address of the weight of the norm after it.
-            positions, segments, kv: as of `run`.
+            segments: as of `run`.
 
         Returns:
             [T, H] the fused rows.
         """
         assert features.shape[1] == fc.inputs, "features must have as many columns as fc"
         fused = torch.empty(len(features), self.hidden)
-        one, kept = _pass_of(fused, positions, segments, kv)
+        one, kept = _pass_of(fused, segments)
         given = ctypes.byref(fc), ctypes.c_void_p(norm), ctypes.c_void_p(features.data_ptr())
         call("context", self.decoder, *given, one, threads())
         del kept
         return fused
 
 
-def _pass_of(
-    rows: Tensor, positions: Tensor, segments: Sequence[Segment], kv: SlotKV
-) -> tuple[structs.Pass, list[Tensor]]:
+def _pass_of(rows: Tensor, segments: Sequence[Segment]) -> tuple[structs.Pass, list[Tensor]]:
     """A pass over packed rows [T, H], and the tensors that must stay alive during the call."""
     parts, kept = parts_of(segments)
-    where = positions.contiguous()
     one = structs.Pass(
-        kv=store_of(kv),
+        kv=store_of(segments[0].kv),
         parts=parts,
-        positions=where.data_ptr(),
         x=rows.data_ptr(),
         part_count=len(segments),
         rows=len(rows),
     )
-    return one, [where, *kept]
+    return one, kept

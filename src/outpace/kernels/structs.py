@@ -82,7 +82,7 @@ class Pass(ctypes.Structure):
     _fields_ = [
         ("kv", Store),
         ("parts", POINTER(Part)),
-        *((name, c_void_p) for name in ("positions", "x", "embeddings", "raw")),
+        *((name, c_void_p) for name in ("x", "embeddings", "raw")),
         ("taps", POINTER(c_void_p)),
         *((name, c_int32) for name in ("part_count", "rows")),
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from outpace.cache.slots import AttentionSettings, Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment
 from outpace.kernels import structs
 from outpace.kernels.attention import sight_of
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of
@@ -44,19 +44,19 @@ class CompiledDecoder:
         decoder: transformers' or a plain one, whose linear layers are `KernelLinear`.
         config: its text configuration.
         settings: what each layer passes to attention.
-        max_length: positions that tables of rotations are made for.
+        capacity: positions that tables of rotations are made for.
 
     Raises:
         NotCompiled: the kernels do not compute what the decoder's modules compute.
     """
 
     def __init__(
-        self, decoder: nn.Module, config: "PretrainedConfig", settings: Sequence[AttentionSettings], max_length: int
+        self, decoder: nn.Module, config: "PretrainedConfig", settings: Sequence[AttentionSettings], capacity: int
     ) -> None:
         check_stock(decoder, _STOCK)
         kept = Kept()
         self._embedding = decoder.get_input_embeddings()  # type: ignore[operator]
-        self._max_length = max_length
+        self._capacity = capacity
         self._tables: dict[str | None, Rotations] = {}
         last: Any = decoder.norm
         layers: Any = decoder.layers
@@ -76,21 +76,17 @@ class CompiledDecoder:
             eps=_eps(last),
         )
 
-    def run(
-        self, ids: Tensor, positions: Tensor, segments: Sequence[Segment], kv: SlotKV, taps: Iterable[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    def run(self, ids: Tensor, segments: Sequence[Segment], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Final hidden states [T, H] of packed rows, and those at `taps`; keys and values are written to the slots.
 
         Args:
             ids: [T].
-            positions: [T].
             segments: the requests' rows.
-            kv: their slots.
             taps: as in `models.packed.tapped`.
         """
         embedded = self._embedding(ids)
         rows = embedded.float() if embedded.dtype != torch.float32 else embedded.clone()  # [T, H]
-        found = self.layers.run(rows, positions, segments, kv, taps)
+        found = self.layers.run(rows, segments, taps)
         dtype = embedded.dtype
         return rows.to(dtype), {tap: states.to(dtype) for tap, states in found.items()}
 
@@ -112,7 +108,7 @@ class CompiledDecoder:
             return None, None
         kind = config.layer_types[attention.layer_idx] if config.model_type == "gemma3_text" else None
         if kind not in self._tables:
-            positions = torch.arange(self._max_length)[None]
+            positions = torch.arange(self._capacity)[None]
             rows = torch.zeros(1, 1, dtype=torch.float32)
             cosines, sines = decoder.rotary_emb(rows, positions, *([kind] if kind else []))
             self._tables[kind] = cosines[0].contiguous(), sines[0].contiguous()

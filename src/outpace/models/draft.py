@@ -72,7 +72,7 @@ class DraftModel(PackedModel):
         for slot, ids in zip(slots, tokens, strict=True):
             causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
             view = self.kv.windowed(slot, window)
-            parts.append(PassPart(slot, self.known(ids), torch.arange(len(ids)), causal, view=view))
+            parts.append(PassPart(slot, torch.arange(len(ids)), causal, view=view, tokens=self.known(ids)))
         self.run(parts, captured=False)
         self.kv.commit(slots, [range(len(ids)) for ids in tokens])
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outpace.cache.memory import is_lazy
 from outpace.cache.passes import PassCache, Tables, TilePlan, Watch
-from outpace.cache.slots import Segment, SlotKV, row_bytes
+from outpace.cache.slots import Rows, Segment, SlotKV, row_bytes, segments_of
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.kernels.attention import has_kernels
@@ -34,31 +34,17 @@ _AVERAGED = 64  # rows of the pass whose keys are averaged
 _AVERAGED_POSITIONS = 4096  # range of their positions: keys rotate with positions
 
 
-@dataclass(frozen=True, eq=False)
-class PassPart:
-    """One request's part of a pass: N fresh rows, which may see S scratch rows of earlier passes.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PassPart(Rows):
+    """One request's part of a pass. `tokens`: [N] int64, of the fresh rows."""
 
-    Attributes:
-        slot: where its keys and values are.
-        tokens: [N] int64.
-        offsets: [S + N] logical positions of the scratch and the fresh rows, counted from the committed length.
-        visible: [N, S + N] bool, which of those each fresh row sees; None if all.
-        scratch: S.
-        view: the committed rows that its rows attend to, as in `Segment`; None for all.
-    """
-
-    slot: int
     tokens: Tensor
-    offsets: Tensor
-    visible: Tensor | None = None
-    scratch: int = 0
-    view: Tensor | None = None
 
     @classmethod
     def of(cls, slot: int, tokens: Tensor, shape: Topology | None = None) -> "PassPart":
         """Tokens as a tree after the committed rows; None for a chain."""
         shape = Topology.chain(len(tokens)) if shape is None else shape
-        return cls(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
+        return cls(slot, shape.depth_tensor, shape.ancestor_mask, tokens=tokens)
 
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -280,7 +266,7 @@ class PackedModel:
         and values are written."""
         segments, positions = self._segments(parts)
         ids = torch.cat([part.tokens for part in parts])
-        self._run_modules(ids, self._clamped(positions), PassCache(segments, watch=watch), ())
+        self._run_modules(ids, positions, PassCache(segments, watch=watch), ())
 
     def _run_once(
         self, parts: Sequence[PassPart], taps: Iterable[int], captured: bool
@@ -290,10 +276,9 @@ class PackedModel:
         ids = torch.cat([part.tokens.to(self.device) for part in parts])
         if self.tiled:
             return self._run_tiled(Tables.of(segments, self.exact), ids, taps, captured)
-        positions = self._clamped(positions).to(self.device)
         if self.compiled is not None:
-            return self.compiled.run(ids, positions, segments, self.kv, self._known_taps(taps))
-        return self._run_modules(ids, positions, PassCache(segments), taps)
+            return self.compiled.run(ids, segments, self._known_taps(taps))
+        return self._run_modules(ids, positions.to(self.device), PassCache(segments), taps)
 
     def _run_tiled(
         self, tables: Tables, ids: Tensor, taps: Iterable[int], captured: bool
@@ -315,34 +300,23 @@ class PackedModel:
     def _run_plan(self, plans: Sequence[TilePlan], ids: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
         """Final hidden states and those at taps, [T, H] each."""
         (plan,) = plans
-        positions = self._clamped(plan.rows[:, 2].long())
+        positions = plan.rows[:, 2].long()
         if self.exact:
             ids, positions = padded(ids), padded(positions)
         hidden, features = self._run_modules(ids, positions, PassCache((), plan, self.kv), taps)
         return hidden, *(features[tap] for tap in taps)
 
-    def _clamped(self, positions: Tensor) -> Tensor:
-        """Positions within a table of learned positions. Tree nodes beyond the longest request are never accepted."""
-        return positions.clamp(max=self.max_length - 1)
-
-    def _segments(self, parts: Sequence[PassPart], kv: SlotKV | None = None) -> tuple[list[Segment], Tensor]:
+    def _segments(self, parts: Sequence[Rows], kv: SlotKV | None = None) -> tuple[list[Segment], Tensor]:
         """The parts' segments, and the positions [T] of their rows. `kv`: slots to use instead of the model's."""
-        kv = self.kv if kv is None else kv
-        sizes = [part.offsets.shape[0] for part in parts]
-        lengths = torch.tensor([kv.lengths[part.slot] for part in parts])
-        # The position of a row is the committed length plus its depth, never its index in the tree.
-        packed = torch.cat([part.offsets for part in parts]) + lengths.repeat_interleave(torch.tensor(sizes))
-        segments, positions, start = [], [], 0
-        for part, size, where in zip(parts, sizes, packed.split(sizes), strict=True):
-            segments.append(Segment(kv, part.slot, start, where, part.visible, scratch=part.scratch, view=part.view))
-            positions.append(where[part.scratch :] if part.scratch else where)
-            start += size - part.scratch
-        return segments, torch.cat(positions) if start < len(packed) else packed
+        segments = segments_of(self.kv if kv is None else kv, parts)
+        return segments, torch.cat([one.positions[one.scratch :] for one in segments])
 
     def _run_modules(
         self, ids: Tensor, positions: Tensor, cache: PassCache, taps: Iterable[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """A pass by the decoder's own modules."""
+        # Within a table of learned positions: tree nodes beyond the longest request are never accepted.
+        positions = positions.clamp(max=self.max_length - 1)
         with tapped(self.decoder, taps) as features:
             output = self.decoder(
                 input_ids=ids[None], position_ids=positions[None], past_key_values=cache, use_cache=True, slots=cache
@@ -381,11 +355,11 @@ class PackedModel:
         ids = torch.arange(count) * 7 % self.config.vocab_size
         offsets = torch.linspace(0, min(self.max_length, _AVERAGED_POSITIONS) - 1, count).long()
         kv = self._slots(slots=1, capacity=count, key_dtype=self.dtype, value_dtype=self.dtype)
-        segments, positions = self._segments([PassPart(0, ids, offsets, Topology.chain(count).ancestor_mask)], kv)
+        segments, positions = self._segments([Rows(0, offsets, Topology.chain(count).ancestor_mask)], kv)
         if self.compiled is None:
             self._run_modules(ids, positions, PassCache(segments), ())
         else:
-            self.compiled.run(ids, positions, segments, kv, ())
+            self.compiled.run(ids, segments, ())
         return kv.keys[:, 0, :, :count].float().mean(dim=-2, keepdim=True)
 
     def _compared(self) -> CompiledDecoder:
@@ -398,8 +372,8 @@ class PackedModel:
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
         settings = [cache.settings[layer] for layer in sorted(cache.settings)]
-        compiled = CompiledDecoder(self.decoder, self.config, settings, self.max_length)
-        _, found = compiled.run(ids, positions, segments, kv, taps)
+        compiled = CompiledDecoder(self.decoder, self.config, settings, self.kv.capacity)
+        _, found = compiled.run(ids, segments, taps)
         is_coarse = self.dtype == torch.bfloat16 or compiled.layers.is_quantized
         for tap in taps:
             check_same(f"the layers of {type(self.decoder).__name__}", found[tap], expected[tap], is_coarse)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from outpace.cache.passes import Tables
-from outpace.cache.slots import AttentionSettings
+from outpace.cache.slots import AttentionSettings, Rows
 from outpace.core.tree import DraftTree
-from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.drafters.net_slots import NetPass, NetSlots, Sight
 from outpace.gpu import capture
 from outpace.gpu.capture import ROWS, VARIABLE, Bucket, Captured, CapturedPass, Graphs, captures_on
 from outpace.gpu.tree_attention import attend_plan
@@ -155,12 +155,12 @@ def test_passes_of_nets(sights: tuple[Sight, ...]) -> None:
         generator = torch.Generator().manual_seed(0)
         for number in range(5):
             counts = [1 + number, 3, 80 if number == 3 else 2][: 1 + number % 3]
-            parts = [Rows(slot, count, torch.arange(count)) for slot, count in enumerate(counts)]
+            parts = [Rows(slot, torch.arange(count)) for slot, count in enumerate(counts)]
             rows = torch.randn(sum(counts), 4, 16, generator=generator).to(DEVICE)
             found += run(parts, rows)
             if number % 2 and not sights:  # a level behind this one, which it sees a part of
                 below = [
-                    Rows(slot, 1, torch.tensor([*range(count), 1]), torch.eye(count + 1)[-1:].bool(), count)
+                    Rows(slot, torch.tensor([*range(count), 1]), torch.eye(count + 1)[-1:].bool(), count)
                     for slot, count in enumerate(counts)
                 ]
                 found += run(below, rows[: len(below)])

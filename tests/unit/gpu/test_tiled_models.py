@@ -6,7 +6,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from outpace.drafters.net_slots import NetSlots, Rows, Sight
+from outpace.cache.slots import Rows
+from outpace.drafters.net_slots import NetSlots, Sight
 from outpace.gpu import tree_attention
 from tests.unit.gpu.worlds import DEVICE, random_parents, target_of
 from tests.unit.models.tiny import open_with, random_ids, random_tree
@@ -52,7 +53,7 @@ def test_a_net_attends_to_its_slots_in_one_call(is_causal: bool) -> None:
         slots = NetSlots(1, 3, 2, capacity=64, head_dim=16, dtype=torch.float32, device=DEVICE)
         slots.tiled = tiled
         slots.append(2, [(known[0], known[1])])
-        parts = [Rows(2, 5, torch.arange(5)), Rows(0, 3, torch.arange(3))]
+        parts = [Rows(2, torch.arange(5)), Rows(0, torch.arange(3))]
         attend = slots.attention(parts, [Sight(window=6, is_causal=is_causal)])
         outputs.append(attend(0, fresh[0], fresh[1, :, :2], fresh[2, :, :2]))
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)

@@ -65,8 +65,8 @@ def whole_pass() -> Tensor:
     target = tiny_target(tiny_config("qwen3"))
     assert target.compiled is not None
     ids = torch.tensor(random_ids(9, seed=1))
-    segments, positions = target._segments([PassPart.of(0, ids)])
-    hidden, taps = target.compiled.run(ids, positions, segments, target.kv, (0, 2))
+    segments, _ = target._segments([PassPart.of(0, ids)])
+    hidden, taps = target.compiled.run(ids, segments, (0, 2))
     return torch.stack([hidden, taps[0], taps[2]])
 
 

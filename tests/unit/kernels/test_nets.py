@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outpace.cache.slots import Rows
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
@@ -16,7 +17,7 @@ from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.kernel import head_over
 from outpace.drafters.eagle3.kernel import CompiledFusion
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.net_slots import NetSlots, Rows, Sight
+from outpace.drafters.net_slots import NetSlots, Sight
 from outpace.drafters.packing import pack_net
 from outpace.engine.engine import Engine
 from outpace.kernels.domino_head import HeadRows
@@ -60,8 +61,8 @@ def test_blocks(kind: str) -> None:
     net = source_of(kind, tiny_target(tiny_config("llama"))).net
     expected, found = slots_of(net.config), slots_of(net.config)
     sights = [Sight(net.config.window(layer), net.config.is_causal(layer)) for layer in range(net.config.layers)]
-    contexts = [[Rows(0, 7, torch.arange(7)), Rows(1, 3, torch.arange(3))], [Rows(1, 4, torch.arange(4))]]
-    blocks = [Rows(0, 6, torch.arange(6)), Rows(1, 6, torch.arange(6))]
+    contexts = [[Rows(0, torch.arange(7)), Rows(1, torch.arange(3))], [Rows(1, torch.arange(4))]]
+    blocks = [Rows(0, torch.arange(6)), Rows(1, torch.arange(6))]
     with torch.inference_mode():
         for step, parts in enumerate(contexts):
             write_context(net, expected, drawn(sum(part.count for part in parts), 96, seed=step), parts)
@@ -85,9 +86,9 @@ def test_fusion(norm_output: bool, norm_before_residual: bool, qk_norm: bool) ->
     variant = {"norm_output": norm_output, "norm_before_residual": norm_before_residual, "qk_norm": qk_norm}
     net = random_net(Eagle3Net(Eagle3Config(**{**SIZES, **variant}, taps=(0,), draft_vocab_size=SIZES["vocab_size"])))
     expected, found = slots_of(net.config), slots_of(net.config)
-    chain = Rows(1, 5, torch.arange(5), torch.ones(5, 5, dtype=torch.bool).tril())
-    level = Rows(1, 2, torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool))
-    below = Rows(1, 2, torch.tensor([0, 0, 1, 1]), torch.tensor([[1, 0, 1, 0], [1, 0, 0, 1]], dtype=torch.bool), 2)
+    chain = Rows(1, torch.arange(5), torch.ones(5, 5, dtype=torch.bool).tril())
+    level = Rows(1, torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool))
+    below = Rows(1, torch.tensor([0, 0, 1, 1]), torch.tensor([[1, 0, 1, 0], [1, 0, 0, 1]], dtype=torch.bool), 2)
     passes = [(chain, drawn(5, 48, seed=1), drawn(5, 48, seed=2)), (level, *drawn(2, 2, 48, seed=3).unbind())]
     passes.append((below, *drawn(2, 2, 48, seed=4).unbind()))
     with torch.inference_mode():

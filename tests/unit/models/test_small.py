@@ -37,7 +37,7 @@ CODEC = TextCodec(byte_tokenizer(), "tiny")
 
 
 def logits_of(draft: DraftModel) -> Tensor:
-    rows = DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), wanted=20)
+    rows = DraftRows(0, torch.arange(20), torch.ones(20, 20).tril().bool(), tokens=IDS[0], wanted=20)
     return level_scores(draft, [rows], draft.head)
 
 

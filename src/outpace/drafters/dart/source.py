@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import Rows
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.build_context import TargetParts
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.ngrams import CANDIDATES, Continuity
 from outpace.drafters.levels import DepthwiseSource, DraftLevel
-from outpace.drafters.net_slots import Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of
 from outpace.sampling.scores import Pool
@@ -136,4 +136,4 @@ def _masks_behind(pairs: Rows, masks: int) -> Rows:
     """Mask rows that see the pairs of their request in this pass and the mask rows before them."""
     count = pairs.count
     visible = torch.ones(masks, count + masks, dtype=torch.bool).tril(diagonal=count)
-    return Rows(pairs.slot, masks, torch.arange(count + masks), visible, scratch=count)
+    return Rows(pairs.slot, torch.arange(count + masks), visible, scratch=count)

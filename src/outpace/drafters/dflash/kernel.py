@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import Rows
 from outpace.drafters.dflash.net import DFlashLayer, DFlashNet
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.layers import LayerConfig, Projections, Rotary
-from outpace.drafters.net_slots import NetSlots, Rows, Sight
+from outpace.drafters.net_slots import NetSlots, Sight
 from outpace.kernels import structs
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
@@ -63,15 +64,14 @@ class CompiledBlock:
     def block(self, embeddings: Tensor, parts: Sequence[Rows]) -> Tensor:
         """Outputs [T, H] of block rows, from embeddings [T, H] of the parts' fresh rows."""
         rows = embeddings.to(torch.float32, copy=True)
-        self.layers.run(rows, self._slots.positions(parts), self._slots.segments(parts), self._slots.kv)
+        self.layers.run(rows, self._slots.segments(parts))
         return rows.to(self._dtype)
 
     def absorb(self, features: Tensor, parts: Sequence[Rows]) -> Tensor:
         """Write and commit the context of the parts' rows, from the target's features [T, taps * H]. Returns the fused
         rows [T, H] float32."""
         slots, rows = self._slots, features.float().contiguous()
-        where = slots.positions(parts), slots.segments(parts), slots.kv
-        fused = self.layers.write_context(rows, self._fc, self._context_norm, *where)
+        fused = self.layers.write_context(rows, self._fc, self._context_norm, slots.segments(parts))
         for part in parts:
             slots.kv.commit([part.slot], [range(part.count)])
         return fused
@@ -81,10 +81,10 @@ class CompiledBlock:
 def _compare(net: DFlashNet, block: CompiledBlock, slots: NetSlots) -> None:
     """Check a context and a block of random rows, in the first slot, against the net's own Python."""
     count, config = min(3, slots.kv.capacity - 1), net.config
-    generator, rows = torch.Generator().manual_seed(0), [Rows(0, count, torch.arange(count))]
+    generator, rows = torch.Generator().manual_seed(0), [Rows(0, torch.arange(count))]
     features = torch.randn(count, len(config.target_layer_ids) * config.target_hidden_size, generator=generator)
     embeddings = torch.randn(1, config.hidden_size, generator=generator)
-    fresh, one = net.norm.weight.dtype, [Rows(0, 1, torch.arange(1))]
+    fresh, one = net.norm.weight.dtype, [Rows(0, torch.arange(1))]
     sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
     slots.append(0, net.context(net.fuse(features.to(fresh)), slots.positions(rows)))
     expected = net.block(embeddings.to(fresh), slots.positions(one), slots.attention(one, sights))

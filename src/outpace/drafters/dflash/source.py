@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import Rows
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.timing import LM_HEAD, NET
@@ -14,7 +15,7 @@ from outpace.drafters.build_context import TargetParts
 from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.levels import DepthwiseSource, DraftLevel, SlotState
-from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.drafters.net_slots import NetPass, NetSlots, Sight
 from outpace.drafters.ranked_vocabulary import pool_of
 from outpace.kernels.lattice import Woven
 from outpace.models.head import LmHead
@@ -138,7 +139,7 @@ class BlockSource(DepthwiseSource):
         if not states:
             return
         waiting = [torch.cat(state.waiting) for state in states]
-        parts = [Rows(state.slot, len(own), torch.arange(len(own))) for state, own in zip(states, waiting, strict=True)]
+        parts = [Rows(state.slot, torch.arange(len(own))) for state, own in zip(states, waiting, strict=True)]
         rows, sizes = torch.cat(waiting).to(self.net.norm.weight), [part.count for part in parts]
         if self._compiled is not None:
             fused = self._compiled.absorb(rows, parts)
@@ -192,7 +193,7 @@ class BlockSource(DepthwiseSource):
         """One pass over the embedded blocks [R, B, H], one product with the LM head. Returns outputs [R, D, H] and base
         logits [R, D, K]."""
         size = self.net.config.block_size
-        parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
+        parts = [Rows(state.slot, torch.arange(size)) for state in states]
         with NET:
             rows = self.net.start(embedded, torch.cat([state.fused for state in states])).flatten(0, 1)  # [R * B, H]
             outputs = self._pass(parts, rows)[0] if self._compiled is None else self._compiled.block(rows, parts)

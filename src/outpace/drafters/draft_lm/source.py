@@ -165,10 +165,11 @@ class DraftLM(LanguageModelSource):
         tokens = torch.tensor(ids[known:])
         count = len(tokens)
         visible = torch.ones(count, count, dtype=torch.bool).tril()
-        return DraftRows(slot, tokens, torch.arange(count), visible, wanted=1)
+        return DraftRows(slot, torch.arange(count), visible, tokens=tokens, wanted=1)
 
     def _level(self, state: DraftState, tokens: Tensor, above: Sequence[int]) -> DraftRows:
         before, count = len(state.scratch), len(tokens)
         visible = state.scratch.extend(tokens, above)
         # The pending token is committed, so depth 1 directly follows the committed rows.
-        return DraftRows(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)
+        offsets = torch.tensor(state.scratch.depths) - 1
+        return DraftRows(state.slot, offsets, visible, before, tokens=tokens, wanted=count)

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import Rows
 from outpace.drafters.dflash.kernel import LAYERS, check_slots, rotations_of, sizes_of, with_heads
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fusion import FusionLayer
-from outpace.drafters.net_slots import NetSlots, Rows
+from outpace.drafters.net_slots import NetSlots
 from outpace.kernels import structs
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, layer_of
 from outpace.kernels.exact import NotCompiled, check_exact, check_same, path_taken
@@ -43,8 +44,8 @@ class CompiledFusion:
     def run(self, embeddings: Tensor, states: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         """As `Eagle3Net.forward`, of the parts' fresh rows."""
         rows, before_norm = states.to(torch.float32, copy=True), self.layers.decoder.count + 1
-        where = self._slots.positions(parts), self._slots.segments(parts), self._slots.kv
-        tapped = self.layers.run(rows, *where, (before_norm,), embeddings.float().contiguous())
+        segments = self._slots.segments(parts)
+        tapped = self.layers.run(rows, segments, (before_norm,), embeddings.float().contiguous())
         hidden = rows.to(self._dtype)
         return (hidden if self._hands_on_normed else tapped[before_norm].to(self._dtype)), hidden
 
@@ -54,7 +55,7 @@ def _compare(net: Eagle3Net, fusion: CompiledFusion, slots: NetSlots) -> None:
     """Check a pass over random rows, in the first slot, against the net's own Python."""
     generator, dtype = torch.Generator().manual_seed(0), net.norm.weight.dtype
     embeddings, states = torch.randn(2, 3, net.config.hidden_size, generator=generator).to(dtype)
-    parts = [Rows(0, 3, torch.arange(3), torch.ones(3, 3, dtype=torch.bool).tril())]
+    parts = [Rows(0, torch.arange(3), torch.ones(3, 3, dtype=torch.bool).tril())]
     expected = net(embeddings, states, slots.positions(parts), slots.attention(parts))
     found = fusion.run(embeddings, states, parts)
     for one, other in zip(found, expected, strict=True):

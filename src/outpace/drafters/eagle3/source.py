@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outpace.cache.slots import Rows
 from outpace.core.timing import LM_HEAD, NET
 from outpace.drafters.best import own_scores_of
 from outpace.drafters.build_context import TargetParts
 from outpace.drafters.eagle3.kernel import compiled_fusion
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.levels import DraftLevel
-from outpace.drafters.net_slots import NetPass, Rows
+from outpace.drafters.net_slots import NetPass
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of, pool_of
 from outpace.drafters.scratch import Scratch
@@ -92,7 +93,7 @@ class EagleSource(PairSource[EagleState]):
             before = len(state.scratch)
             visible = state.scratch.extend(tokens, above)
             offsets = torch.tensor(state.scratch.depths) - 1
-            parts.append(Rows(state.slot, len(above), offsets, visible, before))
+            parts.append(Rows(state.slot, offsets, visible, before))
         outputs, hidden = self._run(level.tokens, torch.cat(features), parts)
         for state, rows in zip(level.states, outputs.split(level.sizes), strict=True):
             state.outputs = rows

@@ -195,5 +195,5 @@ def chosen(
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     offsets = torch.arange(before, length) - model.kv.lengths[slot]
     seen = torch.arange(before, dtype=torch.int32)[None, None]
-    model.run_watched([PassPart(slot, torch.tensor(ids[before:]), offsets, causal, view=seen)], watch)
+    model.run_watched([PassPart(slot, offsets, causal, view=seen, tokens=torch.tensor(ids[before:]))], watch)
     return torch.stack(found)

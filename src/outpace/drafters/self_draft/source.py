@@ -75,10 +75,10 @@ class SelfDraft(LanguageModelSource):
 
     def _root(self, state: SelfState) -> DraftRows:
         tokens = torch.tensor([state.asked.ids[-1]])
-        return DraftRows(state.slot, tokens, torch.zeros(1, dtype=torch.int64), view=state.view, wanted=1)
+        return DraftRows(state.slot, torch.zeros(1, dtype=torch.int64), view=state.view, tokens=tokens, wanted=1)
 
     def _level(self, state: SelfState, tokens: Tensor, above: Sequence[int]) -> DraftRows:
         before, count = 1 + len(state.scratch), len(tokens)  # the pending token is scratch, too
         visible = torch.cat([torch.ones(count, 1, dtype=torch.bool), state.scratch.extend(tokens, above)], dim=1)
         offsets = torch.tensor([0, *state.scratch.depths])
-        return DraftRows(state.slot, tokens, offsets, visible, before, state.view, wanted=count)
+        return DraftRows(state.slot, offsets, visible, before, state.view, tokens=tokens, wanted=count)

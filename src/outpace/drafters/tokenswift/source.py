@@ -51,7 +51,9 @@ class TokenSwift(DepthwiseSource, SelfDraft):
     def _start(self, states: Sequence[SelfState], pending: Tensor) -> None:
         """One pass over the pending tokens of all requests."""
         here = torch.zeros(1, dtype=torch.int64)
-        parts = [PassPart(state.slot, torch.tensor(state.asked.ids[-1:]), here, view=state.view) for state in states]
+        parts = [
+            PassPart(state.slot, here, view=state.view, tokens=torch.tensor(state.asked.ids[-1:])) for state in states
+        ]
         hidden, tapped = self.model.run_tapped(parts, (self._tap,))  # [R, H]
         first = self._head.scores(hidden)  # [R, V]
         guesses = torch.cat([first[:, None], self._heads.scores(tapped[self._tap])], dim=1)  # [R, D, V]

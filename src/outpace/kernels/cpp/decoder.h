@@ -29,7 +29,6 @@ struct Decoder {
 struct Pass {
   Store kv;
   const Part* parts;
-  const int64_t* positions;  // [rows], where tables of rotations are read
   float* x;                  // [rows, hidden]: embeddings before, hidden states behind the last norm after
   const float* embeddings;   // [rows, hidden]: embeddings, for layers with `embedding_norm`
   float* raw;                // [rows, hidden]: where hidden states before the last norm go, or null
@@ -140,7 +139,8 @@ static inline void turn_heads(const Decoder& d, const Layer& layer, const Pass& 
                               float* own) {
   norm_heads(d, norm, heads, own);
   if (!layer.cosines) return;
-  const size_t at = size_t(pass.positions[row]) * layer.rotated;
+  const Part& part = part_of(pass, row);
+  const size_t at = size_t(part.positions[part.scratch + row - part.start]) * layer.rotated;
   for (int head = 0; head < heads; ++head)
     rotate(own + head * d.head_dim, layer.cosines + at, layer.sines + at, layer.rotated);
 }

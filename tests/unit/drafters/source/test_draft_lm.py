@@ -229,7 +229,7 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     assert (draft.config.num_hidden_layers, target.config.num_hidden_layers) == (2, 3)
     own = {id(weight) for weight in target.decoder.parameters()}
     assert all(id(weight) in own for weight in draft.decoder.parameters())
-    rows = DraftRows(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), wanted=2)
+    rows = DraftRows(slot, torch.tensor([0, 0]), torch.eye(2).bool(), tokens=torch.tensor([1, 2]), wanted=2)
     logits = level_scores(draft, [rows], draft.head)
     assert torch.isfinite(logits).all()
 
