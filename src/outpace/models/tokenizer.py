@@ -299,7 +299,7 @@ def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence
 
     Args:
         codec: the tokenizer.
-        vocab_size: ids of the model; the tokenizer may have fewer.
+        vocab_size: ids of the model; the tokenizer may have fewer, or more, which no answer can have.
         eos_token_ids: of the model; those without a token are left out.
 
     Raises:
@@ -326,7 +326,7 @@ def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence
         size = max(vocab_size, backend.get_vocab_size())
         eos = [token for token in eos_token_ids if backend.id_to_token(token) is not None]
         read = LLTokenizer(json.dumps(content), n_vocab=size, eos_token=eos or None)
-        found = LLTokenizer(TokenizerWrapper(_Spelling(codec, read)), eos_token=eos or None)
+        found = LLTokenizer(TokenizerWrapper(_Spelling(codec, read, vocab_size)), eos_token=eos or None)
     except Exception as error:
         raise InvalidRequest(f"{refusal}: {error}") from error
     ids = codec.tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
@@ -339,24 +339,26 @@ class _Spelling:
     """A tokenizer as llguidance's `TokenizerWrapper` takes it.
 
     By default llguidance treats every added token in angle brackets as special, such as Qwen's "<tool_call>", so that
-    it is no text. Yet it writes forced text with special tokens, which its matcher refuses.
+    it is no text. Yet it writes forced text with special tokens, which its matcher refuses, and with tokens that the
+    model does not have. Both are written in pieces here.
     """
 
-    def __init__(self, codec: TextCodec, read: "LLTokenizer") -> None:
+    def __init__(self, codec: TextCodec, read: "LLTokenizer", vocab_size: int) -> None:
         self._read, added = read, codec.tokenizer.added_tokens_decoder
         known, size = codec.backend.id_to_token, read.vocab_size
         self.eos_token_id, self.bos_token_id = read.eos_token, None
         is_special = [added[one].special if one in added else read.is_special_token(one) for one in range(size)]
         self.special_token_ids = [token for token, special in enumerate(is_special) if special]
-        self.tokens = [b"" if known(token) is None else read.decode_bytes([token]) for token in range(size)]
-        self._special = frozenset(self.special_token_ids)
+        names = [b"" if known(token) is None else read.decode_bytes([token]) for token in range(size)]
+        self._in_pieces = {token: names[token] for token in range(size) if is_special[token] or token >= vocab_size}
+        self.tokens = [b"" if token >= vocab_size and not is_special[token] else names[token] for token in range(size)]
 
     def __call__(self, text: bytes) -> list[int]:
         ids: list[int] = []
         for token in self._read.tokenize_bytes(text):
-            if token in self._special:
-                name = self.tokens[token]
-                ids += [*self._read.tokenize_bytes(name[:1]), *self._read.tokenize_bytes(name[1:])]
-            else:
+            name = self._in_pieces.get(token)
+            if name is None:
                 ids.append(token)
+            else:
+                ids += [*self._read.tokenize_bytes(name[:1]), *self._read.tokenize_bytes(name[1:])]
         return ids

@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outpace.core.params import Grammar
+from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.loading.registry import Location
 from outpace.models.plain_tokenizer import PlainTokenizer
@@ -178,6 +179,23 @@ def test_added_tokens_are_text_and_special_ones_none(text: str, first: str) -> N
     assert mask is not None
     assert mask.nonzero().flatten().tolist() == [token]
     assert one.mask([token], 300) is not None
+    assert one.error is None
+
+
+def test_text_is_not_forced_with_tokens_that_the_model_lacks() -> None:
+    """Guards against an added token beyond the model's vocabulary that a grammar forces: nothing else was allowed, so
+    that the answer ended in an error, and it was drafted, an IndexError in the pass."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    size: Any = tokenizer.convert_tokens_to_ids("<tool_call>")
+    grammars = Grammars(lambda: grammar_tokenizer(TextCodec(tokenizer, "toy"), size, (0,)))
+    one = grammars.constraint(Grammar.choice(["a<tool_call>x"]), (0,))
+    said, allowed = CODEC.encode("a"), CODEC.encode("<")
+    mask = one.mask(said, size)
+    assert mask is not None
+    assert mask.nonzero().flatten().tolist() == allowed
+    _, forced = one.explore(said, Topology.chain(1), said, [True])
+    assert forced[0].tokens == tuple(CODEC.encode("<tool_call>x"))
     assert one.error is None
 
 
