@@ -62,8 +62,13 @@ def decision_margin(
     """Score the two tokens that two runs chose after the same ids.
 
     Raises:
-        InvalidRequest: sampling parameters without a seed.
+        InvalidRequest: sampling parameters without a seed, or under rejection.
     """
+    if params.is_rejection:
+        raise InvalidRequest(
+            "verification='rejection': drafts and noise of their own decided, of which scores tell nothing; compare "
+            "runs with verification='match'"
+        )
     if params.seed is None and not params.is_greedy:
         raise InvalidRequest("seed=None: noise decided between sampled tokens; give the seed that the answer reports")
     target.rewind_slot(slot, 0)

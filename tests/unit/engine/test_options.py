@@ -335,3 +335,15 @@ def test_the_margin_of_a_draw_needs_its_seed() -> None:
     target, ids = ToyTarget(8, seed=5), [1, 2, 3]
     with pytest.raises(InvalidRequest, match="seed=None"):
         decision_margin(target, ids, SamplingParams(temperature=0.8), (1, 2), len(ids), slot=1)
+
+
+def test_a_draw_under_rejection_has_no_margin() -> None:
+    """Guards against a margin under the keyed noise of the target's draws, silently, for an answer that other noise and
+    its drafts have decided. Greedy, the two rules are one."""
+    target, ids = ToyTarget(8, seed=5), [1, 2, 3]
+    rejecting = SamplingParams(temperature=0.8, seed=4, verification="rejection")
+    with pytest.raises(InvalidRequest, match="verification='rejection'"):
+        decision_margin(target, ids, rejecting, (1, 2), len(ids), slot=1)
+    greedy = [SamplingParams(verification=rule) for rule in ("match", "rejection")]
+    first, second = (decision_margin(target, ids, params, (1, 2), len(ids), slot=1) for params in greedy)
+    assert first == second
