@@ -206,6 +206,7 @@ class GrowingProposer(Nested):
         return GrowingState(**states, of_shape=self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:
+        super().close(state)
         self.shape.close(state.of_shape)
 
     def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:

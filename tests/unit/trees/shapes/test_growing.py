@@ -15,9 +15,10 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.testing.sources import Path, ToySource, blend
 from outpace.testing.toy import draft_request
-from outpace.trees.proposer import GrowingProposer
+from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, Search, SearchConfig
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.rank_paths import Chain
 from tests.toys import node_paths, table
 from tests.unit.trees.shapes.test_gates import totals_of
 
@@ -194,3 +195,20 @@ def test_the_best_of_all_levels_make_a_tree(shape: Beam, budget: int, heat: floa
         inside = [totals[path] for _, path in source.said if len(path) == depth]
         outside = [score for path, score in totals.items() if len(path) == depth and (0, path) not in source.said]
         assert min(inside) >= max(outside, default=-torch.inf) - ROUNDING
+
+
+class Closing(ToySource):
+    """Notes the states of requests that have ended."""
+
+    def close(self, state: Any) -> None:
+        self.closed = state
+
+
+def test_a_source_learns_of_the_end_under_every_shape() -> None:
+    """Guards against a source that may free what a request holds under a chain, and never under a tree."""
+    source = Closing(blend(0.8, VOCAB))
+    tree = GrowingProposer(source, FixedTree(FixedTreeConfig()), 3)
+    for proposer in (StaticProposer(source, Chain(), 3, torch.device("cpu")), tree):
+        state = proposer.open(0)
+        proposer.close(state)
+        assert source.closed is state.of_source
