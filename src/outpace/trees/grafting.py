@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
 from outpace.core.events import NodeOrigin
 from outpace.core.method_checks import proposed
-from outpace.core.protocols import DraftRequest, Needs, Proposer, Stateless
+from outpace.core.protocols import DraftRequest, Proposer, Stateless
 from outpace.core.timing import MERGE, REBUILD, RETRIEVE
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.backend import SideStream
@@ -239,7 +239,8 @@ class GraftedProposer(Nested):
     ) -> None:
         assert not any(one.needs.taps for one in retrievers), "only the base may need taps: it gets them in its order"
         self.base, self.retrievers, self.budget = base, tuple(retrievers), base.budget
-        self.needs = Needs(max(one.needs.top_k for one in (base, *retrievers)), base.needs.taps)
+        top_k = max(one.needs.top_k for one in (base, *retrievers))
+        self.needs = replace(base.needs, top_k=top_k, prices=0)  # retrieval fills the whole budget
         self._device, self._place, self._reserved = device, place, reserved
         self._side = SideStream(device)
 

@@ -43,7 +43,7 @@ def chain_of(limit: int) -> StaticProposer:
 class Silent(EmptyDraft):
     """Drafts nothing, whatever it needs and may draft."""
 
-    needs, budget = Needs(top_k=3, taps=(1, 4)), 9
+    needs, budget = Needs(top_k=3, taps=(1, 4), prices=9, whole_trees=True), 9
 
     def open(self, slot: int, alone: bool = False) -> str:
         return "state"
@@ -53,7 +53,7 @@ def test_both_halves_hear_everything() -> None:
     """Guards against a half whose caches are never closed, rewound, filled, taught or reset, and needs that go."""
     base, matrix = Told(Silent()), TransitionMatrix(V, CPU)
     proposer = GraftedProposer(base, [MatrixRetriever(matrix, PATHS)], CPU)
-    assert proposer.needs == Needs(SUCCESSORS, (1, 4))
+    assert proposer.needs == Needs(SUCCESSORS, (1, 4), prices=0, whole_trees=True)
     assert proposer.budget == 9
     state = proposer.open(0)
     top = torch.arange(16)[None]
