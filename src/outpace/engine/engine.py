@@ -222,10 +222,10 @@ class Engine:
             budget = proposer.needs.prices if is_priced else proposer.budget
         check_int("budget", budget, 0, MAX_TREE_NODES - 1)
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
-        self._check_params(params)
+        decoding = new_detokenizer or self._new_detokenizer
+        self._check_params(params, has_text=decoding is not None)
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
-        decoding = new_detokenizer or self._new_detokenizer
 
         def new_stopper() -> StopChecker:
             detokenizer = decoding() if decoding else None
@@ -374,8 +374,8 @@ class Engine:
             )
         return prompt
 
-    def _check_params(self, params: SamplingParams) -> None:
-        if params.stop and self._new_detokenizer is None:
+    def _check_params(self, params: SamplingParams, has_text: bool) -> None:
+        if params.stop and not has_text:
             raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
         if params.bad_words:
             raise InvalidRequest(f"bad_words={params.bad_words!r}: bad words need a tokenizer; use bad_words_ids")

@@ -20,6 +20,7 @@ from tests.unit.engine.doubles import (
     alone,
     distinct_answer,
     event_tokens,
+    run,
     run_all,
     text_of,
     toy_engine,
@@ -50,6 +51,14 @@ def test_prompts_that_cannot_be_served_are_refused_by_name() -> None:
     assert engine.is_idle
     (session,) = engine.add([1] * 20, SamplingParams(max_new_tokens=0), EmptyDraft())
     assert session.finish_reason == "length"
+
+
+def test_a_request_may_bring_its_own_detokenizer() -> None:
+    """Guards against stop strings refused for want of the engine's, and searched for in text of another one."""
+    answer = distinct_answer(8)
+    params = SamplingParams(max_new_tokens=8, stop=(text_of(answer[4:5]),))
+    session = run(toy_engine(), PROMPT, params, EmptyDraft(), new_detokenizer=CharDetokenizer)
+    assert (session.generated, session.stopper.text) == (answer[:5], text_of(answer[:4]))
 
 
 @pytest.mark.parametrize("room", [1, 2, 5])
