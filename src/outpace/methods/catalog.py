@@ -166,8 +166,13 @@ class MethodSpec:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether a budget given next to it takes effect: it names none itself, and drafts."""
-        return self.budget is None and self.name != PLAIN
+        """Whether a budget given next to it takes effect: it names none itself, does not ask for prices, and drafts."""
+        return self.budget is None and not self.asks_for_prices and self.name != PLAIN
+
+    @property
+    def asks_for_prices(self) -> bool:
+        """Whether it states that its rounds follow prices."""
+        return isinstance(self.options, union.OutpaceOptions) and self.options.priced is True
 
     @property
     def files(self) -> dict[str, str]:
@@ -221,10 +226,13 @@ def own_budget(method: MethodLike) -> int | None:
 def budget_with(method: Any, budget: Any, default: Any = None) -> int | None:
     """The budget that is given together with a method or, where none is named, for the `default`, whose own budget it
     replaces. InvalidRequest if it is not a whole number within bounds, if the method's text cannot be read, or if the
-    method names a budget itself or is plain decoding."""
+    method names a budget itself, asks for prices or is plain decoding."""
     given, spec = checked_budget(budget), parse_method(method) if isinstance(method, str) else method
     if given is not None and isinstance(spec, MethodSpec) and spec.budget is not None:
         raise InvalidRequest(f"budget={given} and method={str(spec)!r} were both given: leave one of them out")
+    if given and isinstance(spec, MethodSpec) and spec.asks_for_prices:
+        what = f"budget={given} and method={str(spec)!r}"
+        raise InvalidRequest(f"{what}: such a budget follows no prices; name it in the method: {spec},budget={given}")
     if given and method is None:
         spec = parse_method(default) if isinstance(default, str) else default
     if given and isinstance(spec, MethodSpec) and spec.name == PLAIN:

@@ -12,6 +12,7 @@ from outpace.core.protocols import Target
 from outpace.core.tree import DraftTree
 from outpace.engine import pricing
 from outpace.lib.errors import InvalidRequest
+from outpace.methods.catalog import budget_with, parse_method
 from tests.unit.models.tiny import save_tiny_model
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -149,6 +150,17 @@ def test_two_budgets_are_refused_before_the_model_is_read(method: Any) -> None:
         outpace.load("/no/such/folder", method, budget=3)
     with pytest.raises(InvalidRequest, match="were both given"):
         outpace.custom_generate(method=method, budget=3)
+
+
+@pytest.mark.parametrize("method", ["outpace:priced=true", outpace.method("outpace", draft="none", priced=True)])
+def test_a_budget_next_to_prices_is_refused(method: Any) -> None:
+    """Guards against priced=true that a budget of the call switches off without a word. Together in a method's options
+    the one bounds the other, and budget=0 drafts nothing either way."""
+    with pytest.raises(InvalidRequest, match=r"budget=3 and method='outpace:.*name it in the method: .*true,budget=3"):
+        outpace.load("/no/such/folder", method, budget=3)
+    found = [parse_method(f"outpace:{options}").takes_budget for options in ("priced=true", "priced=false", "depth=2")]
+    assert found == [False, True, True]
+    assert budget_with(method, 0) == 0
 
 
 def test_a_budget_is_not_for_plain_decoding(tmp_path: Path) -> None:
