@@ -1,4 +1,4 @@
-// Best-first growth of the union's trees, and learning of the weights that price candidates.
+// Best-first growth of the union's trees, and learning of the acceptance model's weights.
 // Python reference: outpace.trees.union.reference.ReferenceGrower.
 #pragma once
 #include <cmath>
@@ -65,12 +65,12 @@ struct Grower {
   Growing& tree;
   std::vector<int32_t> first_child, next_child;  // of the draft's nodes
   struct Offer {
-    double price;
+    double gain;
     int32_t order, parent, depth, named;
     int64_t token, drafted;
     Place place;
     bool operator<(const Offer& other) const {
-      return price != other.price ? price < other.price : order > other.order;
+      return gain != other.gain ? gain < other.gain : order > other.order;
     }
   };
   std::priority_queue<Offer> offers;
@@ -139,7 +139,7 @@ struct Grower {
         name(from, text.ids[text.states[place.state].end], missing)[3] = uint8_t(layout.matched + kind);
       }
     }
-    // Drafted candidates are priced by a score that contains the noise already.
+    // The score of a drafted candidate contains the noise already.
     for (int32_t at = tree.noise ? drafted_end : used; at < used; ++at) {
       const double floor = std::floor(gumbel(tree.noise + 2 * depth, tree.named[at])) + 1;
       const int kind = int(std::min(double(layout.noises - 1), std::max(0.0, floor)));
@@ -147,7 +147,7 @@ struct Grower {
     }
   }
 
-  void offer_all(int32_t node, int32_t depth, double price, double least, Place place) {
+  void offer_all(int32_t node, int32_t depth, double gain, double least, Place place) {
     const int32_t from = used;
     name_all(node, depth, place);
     double total = 0;
@@ -160,12 +160,12 @@ struct Grower {
     const int64_t source = tree.drafted[node];
     const int32_t first = source < 0 || source >= tree.draft_count ? -1 : first_child[source];
     for (int32_t at = from; at < used; ++at) {
-      const double worth = price * (odds[at - from] / total);
-      if (!(worth >= least)) continue;
+      const double below = gain * (odds[at - from] / total);
+      if (!(below >= least)) continue;
       int64_t drafted = -1;
       for (int32_t child = first; child >= 0; child = next_child[child])
         if (drafted < 0 && tree.draft_tokens[child] == tree.named[at]) drafted = child;
-      offers.push({worth, order++, node, depth + 1, at, tree.named[at], drafted, place});
+      offers.push({below, order++, node, depth + 1, at, tree.named[at], drafted, place});
     }
   }
 
@@ -185,23 +185,23 @@ struct Grower {
   void grow() {
     tree.parents[0] = -1, tree.drafted[0] = 0, tree.origins[0] = kPending, tree.count = 1, tree.expanded = 0, tree.named_from[0] = 0;
     int32_t node = 0, depth = 0;
-    double price = 1, least = 0;  // price of a node
+    double gain = 1, least = 0;  // expected gain of a node: the probability that it is accepted
     Place place = tree.text ? place_of(*tree.text) : Place{0, 0};
     while (tree.count <= tree.budget) {
       if (tree.least_gains) {
         const int32_t nodes = tree.count - 1;
         least = std::max(least, nodes < tree.least_count ? tree.least_gains[nodes] : INFINITY);
       }
-      if (depth < tree.max_depth && (!node || !is_ending(tree.tokens[node]))) offer_all(node, depth, price, least, place);
+      if (depth < tree.max_depth && (!node || !is_ending(tree.tokens[node]))) offer_all(node, depth, gain, least, place);
       tree.named_from[++tree.expanded] = used;
       if (offers.empty()) break;
       const Offer best = offers.top();
       offers.pop();
-      node = tree.count, price = best.price, depth = best.depth;
-      if (price < least) break;
+      node = tree.count, gain = best.gain, depth = best.depth;
+      if (gain < least) break;
       tree.tokens[node] = best.token, tree.parents[node] = best.parent, tree.drafted[node] = best.drafted;
       tree.origins[node] = origin(best.named);
-      tree.gains[node - 1] = price, ++tree.count;
+      tree.gains[node - 1] = gain, ++tree.count;
       place = tree.text ? step(*tree.text, best.place, int32_t(best.token)) : Place{0, 0};
     }
   }

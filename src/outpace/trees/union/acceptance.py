@@ -26,7 +26,7 @@ Features = tuple[int, int, int, int, int]
 PRIOR, KINDS = "acceptance_prior.json", ("greedy", "sampled", "rejected")
 MATCHES = (1, 2, 3, 5, 9)  # minimum lengths of the kinds of match
 # Where the kinds of drafted tokens begin, by the draft's probability: about equal steps of its log odds. Tenths would
-# price 0.01 as 0.09, and so whole branches, and a long path of 0.99 as one of 0.9.
+# take 0.01 for 0.09, and so whole branches, and a long path of 0.99 for one of 0.9.
 SHARES = (0.02, 0.04, 0.07, 0.11, 0.16, 0.23, 0.32, 0.42, 0.53, 0.64, 0.74, 0.82, 0.88, 0.93, 0.96, 0.98, 0.99)
 DRAFTED_FROM = tuple(map(math.log, SHARES))
 NOISES = 6  # kinds of keyed noise: below 0, by whole numbers up to 4, and above
@@ -94,7 +94,7 @@ class AcceptanceModel:
         self.weights = array("d", self._prior)
         self.squares = array("d", [self._trust] * SIZE)
 
-    def prices(self, named: Sequence[Features]) -> list[float]:
+    def probabilities(self, named: Sequence[Features]) -> list[float]:
         """Probability of each candidate below a node to be accepted, given that the node is, from its features."""
         odds = [self._odds(features) for features in named]
         total = 1.0 + sum(odds)  # 1 for none of them
@@ -118,8 +118,8 @@ class AcceptanceModel:
         the target chose; None if the target chose another token."""
         for named, chosen in verified:
             slopes: dict[int, float] = {}
-            for place, (features, price) in enumerate(zip(named, self.prices(named), strict=True)):
-                miss = price - (place == chosen)
+            for place, (features, probability) in enumerate(zip(named, self.probabilities(named), strict=True)):
+                miss = probability - (place == chosen)
                 for feature in (BIAS, *features):
                     slopes[feature] = slopes.get(feature, 0.0) + miss
             for feature, slope in slopes.items():

@@ -49,7 +49,7 @@ class GrowthRequest:
 
     @property
     def noise_depths(self) -> int:
-        """Number of depths at which the noise of the target's draws is part of a candidate's price; 0 where that noise
+        """Number of depths at which the noise of the target's draws is a feature of candidates; 0 where that noise
         does not decide what is accepted."""
         params = self.sampling.params
         is_keyed = not (params.is_greedy or params.is_rejection)
@@ -231,7 +231,7 @@ class _KernelTree:
         if request.matrix is not None:
             self._add_matrix(request.matrix)
         if draft is not None and len(draft) > 1:
-            assert draft.scores is not None, "a draft needs scores to be priced"
+            assert draft.scores is not None, "a draft needs scores to be compared"
             tree.draft_tokens = self._input(draft.tokens.cpu().contiguous().numpy())
             tree.draft_parents = self._input(draft.topology.parents)
             tree.draft_scores = self._input(draft.scores.contiguous().numpy(), np.float32)

@@ -89,7 +89,7 @@ class UnionProposer(Nested):
     """Grows every tree best-first from the candidates of draft, transitions and text, on the host.
 
     Args:
-        base: drafts. Its scores contain the noise of the target's own draws, by which retrieved tokens are priced.
+        base: drafts. Its scores contain the noise of the target's own draws, a feature of retrieved tokens.
         rejected: acceptance model above temperature 0 under rejection, where every request learns for itself; None for
             `sampled`.
     """

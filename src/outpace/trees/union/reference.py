@@ -31,7 +31,7 @@ _RETRIEVED = -1  # in place of a retrieved node's number in the draft's tree
 _Drafted = dict[int, tuple[int, float]]
 """The draft's children of a node by token: their numbers in its tree, and their conditional scores."""
 _Offer = tuple[float, int, int, int, int, Match]
-"""A candidate that may join: minus its price, a tie-breaker, parent, token, depth, and the parent's match."""
+"""A candidate that may join: minus its expected gain, a tie-breaker, parent, token, depth, and the parent's match."""
 
 
 class ReferenceGrower:
@@ -59,7 +59,7 @@ def grow_tree(request: GrowthRequest) -> Growth:
     tokens, parents, drafted = [context.ids[-1]], [-1], [0]
     origins, gains = list[NodeOrigin](["pending"]), list[float]()
     candidates, offers, order = list[dict[int, Features]](), list[_Offer](), count()
-    node, depth, price, floor = 0, 0, 1.0, 0.0
+    node, depth, gain, floor = 0, 0, 1.0, 0.0
     match = NO_MATCH if text is None else text.place
     while len(tokens) <= request.budget:
         if request.prices is not None:
@@ -68,21 +68,21 @@ def grow_tree(request: GrowthRequest) -> Growth:
         if depth < request.max_depth and (node == 0 or tokens[node] not in context.ending_ids):
             before = tokens[parents[node]] if node else context.before
             below = _candidates(request, drafts.get(drafted[node], {}), before, tokens[node], depth=depth, match=match)
-            for token, share in zip(below, model.prices(list(below.values())), strict=True):
-                if price * share >= floor:
-                    heappush(offers, (-price * share, next(order), node, token, depth + 1, match))
+            for token, probability in zip(below, model.probabilities(list(below.values())), strict=True):
+                if gain * probability >= floor:
+                    heappush(offers, (-gain * probability, next(order), node, token, depth + 1, match))
         candidates.append(below)
         if not offers:
             break
-        cost, _, parent, token, depth, match = heappop(offers)
-        node, price = len(tokens), -cost
-        if price < floor:
+        loss, _, parent, token, depth, match = heappop(offers)
+        node, gain = len(tokens), -loss
+        if gain < floor:
             break
         tokens.append(token)
         parents.append(parent)
         drafted.append(drafts.get(drafted[parent], {}).get(token, (_RETRIEVED, 0.0))[0])
         origins.append(model.origin(candidates[parent][token]))
-        gains.append(price)
+        gains.append(gain)
         match = NO_MATCH if text is None else text.step(match, token)
     passes = 0 if request.draft is None else request.draft.draft_passes
     return Growth(tokens, parents, origins, gains, candidates=_columns(candidates), passes=passes)
@@ -116,7 +116,7 @@ def _children(draft: DraftTree | None) -> dict[int, _Drafted]:
     """By node of a draft's tree, its children; of siblings with the same token the first."""
     children: dict[int, _Drafted] = {}
     if draft is not None and len(draft) > 1:
-        assert draft.scores is not None, "a draft needs scores to be priced"
+        assert draft.scores is not None, "a draft needs scores to be compared"
         tokens, scores = draft.tokens.tolist(), draft.scores.tolist()
         for node, parent in enumerate(draft.topology.parents[1:], start=1):
             children.setdefault(parent, {}).setdefault(tokens[node], (node, scores[node] - scores[parent]))

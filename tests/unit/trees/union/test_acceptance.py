@@ -1,4 +1,4 @@
-"""What candidates are worth: kinds of features, prices, and what is learned of them."""
+"""How likely candidates are accepted: kinds of features, probabilities, and what is learned of them."""
 
 import math
 import random
@@ -71,20 +71,20 @@ def test_kinds_begin_where_they_say() -> None:
     assert places == [0, 0, 1, 1, 2, 4, 5, 5]
 
 
-def price_alone(acceptance: AcceptanceModel, features: Features) -> float:
+def probability_alone(acceptance: AcceptanceModel, features: Features) -> float:
     """Of a token that nobody names another beside."""
-    return acceptance.prices([features])[0]
+    return acceptance.probabilities([features])[0]
 
 
 @settings(max_examples=80, deadline=None)
 @given(named=NAMED, seed=st.integers(0, 10_000))
-def test_prices_are_a_law_over_siblings_and_none(named: list[Features], seed: int) -> None:
+def test_probabilities_are_a_law_over_siblings_and_none(named: list[Features], seed: int) -> None:
     """Guards against a candidate source not asked, or asked twice, and siblings that together are more than certain."""
     prior = random_prior(seed)
     odds = [math.exp(prior[BIAS] + sum(prior[feature] for feature in features)) for features in named]
-    prices = AcceptanceModel(prior).prices(named)
-    assert prices == pytest.approx([one / (1 + sum(odds)) for one in odds])
-    assert 0 < sum(prices) < 1
+    found = AcceptanceModel(prior).probabilities(named)
+    assert found == pytest.approx([one / (1 + sum(odds)) for one in odds])
+    assert 0 < sum(found) < 1
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -92,19 +92,19 @@ def test_what_ships_is_in_its_senses(prior: str) -> None:
     """Guards against weights shifted, reversed or swapped: what speaks for a token never makes it less likely."""
     acceptance = AcceptanceModel(PRIORS[prior])
 
-    def price(*features: int) -> float:
-        return price_alone(acceptance, (features[0], features[1], features[2], features[3], features[4]))
+    def likely(*features: int) -> float:
+        return probability_alone(acceptance, (features[0], features[1], features[2], features[3], features[4]))
 
-    assert price(DRAFTS[-1], *SILENT[1:]) > price(DRAFTS[9], *SILENT[1:]) > price(DRAFTS[0], *SILENT[1:])
-    assert price(DRAFTS[-1], *SILENT[1:]) > price(PASSED_OVER, *SILENT[1:])
+    assert likely(DRAFTS[-1], *SILENT[1:]) > likely(DRAFTS[9], *SILENT[1:]) > likely(DRAFTS[0], *SILENT[1:])
+    assert likely(DRAFTS[-1], *SILENT[1:]) > likely(PASSED_OVER, *SILENT[1:])
     for draft in (UNDRAFTED, PASSED_OVER, DRAFTS[7]):
-        first, last, none = (price(draft, UNPAIRED, rank, *SILENT[3:]) for rank in (RANKS[0], RANKS[-1], UNRANKED))
+        first, last, none = (likely(draft, UNPAIRED, rank, *SILENT[3:]) for rank in (RANKS[0], RANKS[-1], UNRANKED))
         assert first > max(last, none)
-        first, last, none = (price(draft, pair, *SILENT[2:]) for pair in (PAIRS[0], PAIRS[-1], OUTRANKED))
+        first, last, none = (likely(draft, pair, *SILENT[2:]) for pair in (PAIRS[0], PAIRS[-1], OUTRANKED))
         assert first > max(last, none)
-        long, short, none = (price(draft, *SILENT[1:3], text, QUIET) for text in (LENGTHS[-1], LENGTHS[0], UNMATCHED))
+        long, short, none = (likely(draft, *SILENT[1:3], text, QUIET) for text in (LENGTHS[-1], LENGTHS[0], UNMATCHED))
         assert long > short > none
-        loud, faint = (price(draft, *SILENT[1:4], noise) for noise in (HEARD[-1], HEARD[0]))
+        loud, faint = (likely(draft, *SILENT[1:4], noise) for noise in (HEARD[-1], HEARD[0]))
         assert loud >= faint
 
 
@@ -131,8 +131,8 @@ def test_a_step_goes_down_the_slope_of_the_loss(said: int | None) -> None:
     acceptance.learn([(named, said)])
 
     def log_loss(weights: Sequence[float]) -> float:
-        prices = AcceptanceModel(weights).prices(named)
-        return -math.log(1 - sum(prices) if said is None else prices[said])
+        found = AcceptanceModel(weights).probabilities(named)
+        return -math.log(1 - sum(found) if said is None else found[said])
 
     for feature in range(SIZE):
         up, down = list(prior), list(prior)
@@ -161,13 +161,13 @@ def test_rounds_do_not_matter_to_what_is_learned(verified: list[tuple[list[Featu
     together, apart = AcceptanceModel(GREEDY, 0.4), AcceptanceModel(GREEDY, 0.4)
     together.learn(seen)
     apart.learn(seen[:cut])
-    price_alone(apart, SILENT)
+    probability_alone(apart, SILENT)
     apart.learn(seen[cut:])
     assert together.weights == apart.weights
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-def test_prices_come_to_be_what_is_accepted(prior: str) -> None:
+def test_probabilities_come_to_be_what_is_accepted(prior: str) -> None:
     """Guards against learning that diverges, stalls, or settles elsewhere than at the share of accepted tokens, even
     where the shipped weights are wrong: here rows are better than the draft, and long matches never hold."""
     named: list[Features] = [
@@ -182,20 +182,20 @@ def test_prices_come_to_be_what_is_accepted(prior: str) -> None:
         said = next((place for place in range(3) if drawn < sum(rates[: place + 1])), None)
         acceptance.learn([(named, said)])
         if number >= 3000:
-            late.append(acceptance.prices(named))
-    assert [sum(prices) / len(late) for prices in zip(*late, strict=True)] == pytest.approx(list(rates), abs=0.04)
+            late.append(acceptance.probabilities(named))
+    assert [sum(found) / len(late) for found in zip(*late, strict=True)] == pytest.approx(list(rates), abs=0.04)
 
 
 def test_a_reset_forgets_and_nobody_shares_weights() -> None:
-    """Guards against a reset that keeps weights, trust or prices, and against learning that writes into what ships."""
+    """Guards against a reset that keeps weights or trust, and against learning that writes into what ships."""
     acceptance, other = AcceptanceModel(GREEDY), AcceptanceModel(GREEDY)
-    before = price_alone(acceptance, SILENT)
+    before = probability_alone(acceptance, SILENT)
     for _ in range(2):
         acceptance.learn([([SILENT], 0)] * 50)
         learned = acceptance.weights
-        assert price_alone(acceptance, SILENT) != before == price_alone(other, SILENT)
+        assert probability_alone(acceptance, SILENT) != before == probability_alone(other, SILENT)
         acceptance.reset()
-        assert price_alone(acceptance, SILENT) == before
+        assert probability_alone(acceptance, SILENT) == before
         assert list(acceptance.weights) == list(GREEDY) == list(other.weights)
     other.learn([([SILENT], 0)] * 50)
     assert other.weights == learned

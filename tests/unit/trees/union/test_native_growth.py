@@ -33,8 +33,8 @@ def columns(growth: Growth) -> tuple[object, ...]:
 )
 @settings(max_examples=80, deadline=None)
 def test_trees_are_those_of_the_reference(worlds: list[World], budget: int, depth: int, prices: Prices | None) -> None:
-    """Guards against another order of nodes, a candidate or a feature lost, a depth or price off by one, noise of
-    another position, a neighbour's text, and siblings that share a price by chance: random weights make ties rare."""
+    """Guards against another order of nodes, a candidate or a feature lost, a depth or gain off by one, noise of
+    another position, a neighbour's text, and siblings that share a gain by chance: random weights make ties rare."""
     found, expected = (
         grower.grow([world.request(grower, budget, depth, prices=prices) for world in worlds])
         for grower in (COMPILED, REFERENCE)

@@ -35,10 +35,10 @@ def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int
     candidates of one token not added up or asked at another node, siblings twice, features of other nodes."""
     growth = world.grow(budget, depth)
     candidates = world.candidates(depth)
-    affordable = sorted((price for price, _ in candidates.values()), reverse=True)
+    affordable = sorted((gain for gain, _ in candidates.values()), reverse=True)
     grown = [candidates[path] for path in growth_paths(growth)]
-    prices = [price for price, _ in grown]
-    assert prices == pytest.approx(affordable[:budget]), "likeliest first, and nothing likelier is left"
+    gains = [gain for gain, _ in grown]
+    assert gains == pytest.approx(affordable[:budget]), "likeliest first, and nothing likelier is left"
     assert [features for _, features in grown] == clues_of(growth)
     assert growth.gain == pytest.approx(sum(affordable[:budget]))
 

@@ -150,17 +150,16 @@ class World:
         return below
 
     def candidates(self, depth: int) -> dict[Path, tuple[float, Features]]:
-        """Price and features of every path to a depth."""
+        """Expected gain and features of every path to a depth."""
         below = self.below()
 
-        def walk(path: Path, price: float) -> Iterator[tuple[Path, tuple[float, Features]]]:
+        def walk(path: Path, gain: float) -> Iterator[tuple[Path, tuple[float, Features]]]:
             if len(path) < depth:
                 named = self.named(path, below)
-                shares = self.acceptance.prices(list(named.values()))
-                for (token, features), share in zip(named.items(), shares, strict=True):
-                    worth = price * share
-                    yield (*path, token), (worth, features)
-                    yield from walk((*path, token), worth)
+                found = self.acceptance.probabilities(list(named.values()))
+                for (token, features), probability in zip(named.items(), found, strict=True):
+                    yield (*path, token), (gain * probability, features)
+                    yield from walk((*path, token), gain * probability)
 
         return dict(walk((), 1.0))
 
