@@ -19,7 +19,7 @@ are, and for its last token, which may merge with later text (measured: docs/res
 _FIRST, _NEXT = 0.6, 0.4
 """Assumed probabilities of drafts without scores: of a node's first child, and the ratio of each child to the one
 before."""
-_UNLIKELY = 0.02  # no forced text is searched below nodes with a smaller probability
+_UNLIKELY = 0.02  # no forced text is searched below nodes with a smaller expected gain
 
 
 @dataclass(eq=False)
@@ -28,22 +28,22 @@ class _Chains:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    odds: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
 
 
-def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: int, prices: Prices | None) -> DraftTree:
+def under_grammar(tree: DraftTree, tokens: list[int], session: Session, prices: Prices | None) -> DraftTree:
     """A tree without forbidden nodes and with forced ones."""
     constraint = session.constraint
     assert constraint is not None
     drafts = session.params.draft_forced and session.proposer.budget > 0
     if len(tree) == 1 and not drafts:
         return tree
-    likely, topology = _shares(tree), tree.topology
-    odds = along_paths(topology.parents, likely)
-    asked = [drafts and one >= _UNLIKELY and topology.depths[node] < room for node, one in enumerate(odds)]
+    rates, topology, max_depth = _rates(tree), tree.topology, session.max_depth
+    gains = along_paths(topology.parents, rates)
+    asked = [drafts and gain >= _UNLIKELY and depth < max_depth for gain, depth in zip(gains, topology.depths)]
     allowed, below = constraint.explore(session.generated, topology, tokens, asked)
-    odds = along_paths(topology.parents, _corrected(likely, tree, tokens, below))
-    chains = _chains(tree, tokens, below, odds, room, allowed)
+    gains = along_paths(topology.parents, _corrected(rates, tree, tokens, below))
+    chains = _chains(tree, tokens, below, gains, max_depth, allowed)
     drawn = tree.draft_probs or {}
     if session.proposer.needs.whole_trees:
         kept = list(range(len(tree)))
@@ -54,30 +54,30 @@ def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: in
         kept = [node for node, one in enumerate(allowed) if one or (parents[node] in drawn and allowed[parents[node]])]
     budget = min(max(session.budget, len(tree) - 1), MAX_TREE_NODES - 1)
     may_displace = not drawn and not session.proposer.needs.whole_trees
-    return _chosen(tree, kept, odds, chains, budget=budget, may_displace=may_displace, prices=prices)
+    return _chosen(tree, kept, gains, chains, budget=budget, may_displace=may_displace, prices=prices)
 
 
-def _shares(tree: DraftTree) -> list[float]:
+def _rates(tree: DraftTree) -> list[float]:
     """Estimated probability that each node is accepted if its parent is."""
     scores = [] if tree.scores is None else tree.scores.tolist()
-    shares, siblings = [1.0], dict[int, int]()
+    rates, siblings = [1.0], dict[int, int]()
     for node, parent in enumerate(tree.topology.parents[1:], start=1):
         rank = siblings[parent] = siblings.get(parent, -1) + 1
         is_scored = node < len(scores) and scores[parent] > -math.inf
-        shares.append(min(math.exp(scores[node] - scores[parent]), 1.0) if is_scored else _FIRST * _NEXT**rank)
-    return shares
+        rates.append(min(math.exp(scores[node] - scores[parent]), 1.0) if is_scored else _FIRST * _NEXT**rank)
+    return rates
 
 
 def _corrected(
-    shares: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced]
+    rates: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced]
 ) -> list[float]:
-    """The shares, corrected for forced text: its own nodes are likely, and their siblings are unlikely."""
-    known = list(shares)
+    """The rates, corrected for forced text: its own nodes are likely, and their siblings are unlikely."""
+    known = list(rates)
     for node, text in below.items():
         for place, token in enumerate(text.tokens, start=1):
-            same, share = _child(tree, tokens, node, token), _share(text, place)
+            same, rate = _child(tree, tokens, node, token), _rate(text, place)
             for child in tree.topology.children[node]:
-                known[child] = max(known[child], share) if child == same else min(known[child], 1 - share)
+                known[child] = max(known[child], rate) if child == same else min(known[child], 1 - rate)
             if same is None or same in below:
                 break
             node = same
@@ -88,8 +88,8 @@ def _chains(
     tree: DraftTree,
     tokens: Sequence[int],
     below: Mapping[int, Forced],
-    odds: Sequence[float],
-    room: int,
+    gains: Sequence[float],
+    max_depth: int,
     allowed: Sequence[bool],
 ) -> _Chains:
     """Chains of the forced text that the tree does not have yet."""
@@ -101,17 +101,17 @@ def _chains(
             node, left = same, () if same in below or not allowed[same] else left[1:]
         if node in drawn:
             continue
-        parent, likely, first = node, odds[node], len(text.tokens) - len(left) + 1
-        for place, token in enumerate(left[: room - topology.depths[node]], start=first):
-            likely *= _share(text, place)
+        parent, gain, first = node, gains[node], len(text.tokens) - len(left) + 1
+        for place, token in enumerate(left[: max_depth - topology.depths[node]], start=first):
+            gain *= _rate(text, place)
             chains.tokens.append(token)
             chains.parents.append(parent)
-            chains.odds.append(likely)
+            chains.gains.append(gain)
             parent = len(tree) + len(chains.tokens) - 1
     return chains
 
 
-def _share(text: Forced, place: int) -> float:
+def _rate(text: Forced, place: int) -> float:
     """Probability of a token of a forced text if those before it were generated; places count from 1."""
     if place <= text.certain:
         return CERTAIN
@@ -126,7 +126,7 @@ def _child(tree: DraftTree, tokens: Sequence[int], node: int, token: int) -> int
 def _chosen(
     tree: DraftTree,
     kept: Sequence[int],
-    odds: Sequence[float],
+    gains: Sequence[float],
     chains: _Chains,
     budget: int,
     may_displace: bool,
@@ -136,15 +136,15 @@ def _chosen(
     gain."""
     size = len(tree)
     new = range(size, size + len(chains.tokens))
-    likely = [*odds, *chains.odds]
+    gains = [*gains, *chains.gains]
     if may_displace:
-        ranked = sorted([*kept[1:], *new], key=lambda node: -likely[node])
+        ranked = sorted([*kept[1:], *new], key=lambda node: -gains[node])
     else:
-        ranked = [*kept[1:], *sorted(new, key=lambda node: -likely[node])]
+        ranked = [*kept[1:], *sorted(new, key=lambda node: -gains[node])]
     taken = {0}
     for node in ranked[:budget]:
         # Drafted nodes were already priced when the tree was grown.
-        if node < size or prices is None or likely[node] >= prices.least_gain(len(taken) - 1):
+        if node < size or prices is None or gains[node] >= prices.least_gain(len(taken) - 1):
             taken.add(node)
     mine = [node for node in kept if node in taken]
     place = {node: number for number, node in enumerate(mine)}

@@ -45,7 +45,7 @@ def run_round(
             kept = tree.without_unreachable(session.sampling.ending_ids, tokens[index])
             if session.constraint is not None:
                 said = tokens[index] if kept is tree else kept.tokens.tolist()
-                kept = under_grammar(kept, said, session, session.room, plan.prices[index])
+                kept = under_grammar(kept, said, session, plan.prices[index])
             if kept is not tree:
                 trees[index], tokens[index] = kept, kept.tokens.tolist()
     with phase("forward"):
@@ -95,7 +95,7 @@ def propose(sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
         for index in members:
             session, budget = sessions[index], plan.budgets[index]
             prices = plan.prices[index] if session.is_priced and plan.is_drafted else None
-            requests.append(DraftRequest(session.sampling, budget, session.room if budget else 0, prices))
+            requests.append(DraftRequest(session.sampling, budget, session.max_depth if budget else 0, prices))
         states = [sessions[index].state for index in members]
         own = proposed(proposer, states, requests)
         check_sizes(proposer, own, requests)

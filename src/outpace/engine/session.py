@@ -101,8 +101,8 @@ class Session:
         return self.prefilled < len(self.prompt_ids)
 
     @property
-    def room(self) -> int:
-        """The maximal depth of a draft. The target's token follows it, so the last token that fits is never a draft."""
+    def max_depth(self) -> int:
+        """Depth of a drafted node at most. The target's token follows it: the last token that fits is never a draft."""
         return max(self.limit - (len(self.ids) - len(self.prompt_ids)) - 1, 0)
 
     @cached_property

@@ -45,10 +45,11 @@ def session(said: Sequence[int], budget: int = 8, proposer: Any = None, **option
 
 
 def fitted(
-    tree: DraftTree, one: Session, room: int = 20, prices: Prices | None = None
+    tree: DraftTree, one: Session, max_depth: int = 20, prices: Prices | None = None
 ) -> tuple[DraftTree, list[tuple[int, int]]]:
     """The tree, and its nodes as (token, parent)."""
-    cut = under_grammar(tree, tree.tokens.tolist(), one, room, prices)
+    one.limit = len(one.generated) + max_depth + 1
+    cut = under_grammar(tree, tree.tokens.tolist(), one, prices)
     return cut, list(zip(cut.tokens.tolist(), cut.topology.parents, strict=True))
 
 
@@ -75,10 +76,10 @@ def test_forced_text_stands_below_any_node() -> None:
     assert nodes[4][1] == 3
 
 
-@pytest.mark.parametrize(("budget", "room", "kept"), [(0, 20, 1), (1, 20, 2), (2, 20, 3), (3, 20, 4), (8, 2, 3)])
-def test_budgets_and_the_end_of_the_answer_are_kept(budget: int, room: int, kept: int) -> None:
+@pytest.mark.parametrize(("budget", "max_depth", "kept"), [(0, 20, 1), (1, 20, 2), (2, 20, 3), (3, 20, 4), (8, 2, 3)])
+def test_budgets_and_the_end_of_the_answer_are_kept(budget: int, max_depth: int, kept: int) -> None:
     """Guards against trees that outgrow what was asked for, and drafts beyond max_new_tokens or the context."""
-    _, nodes = fitted(DraftTree.chain(torch.tensor([START])), session([START], budget=budget), room)
+    _, nodes = fitted(DraftTree.chain(torch.tensor([START])), session([START], budget=budget), max_depth)
     assert nodes == [(START, -1), (NAME, 0), (COLON, 1), (QUOTE, 2)][:kept]
 
 
