@@ -1,4 +1,4 @@
-"""A method: its options and how its proposer is built; and presets, which are methods with other defaults."""
+"""A method: its options and how its proposer is built; and variants, which are methods with other defaults."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -67,7 +67,7 @@ class Method:
         )
 
 
-def preset(
+def variant(
     method: Method,
     summary: str,
     only: tuple[str, ...] = (),
@@ -85,12 +85,12 @@ def preset(
         about: what a reader of its options should know.
         defaults: of options, by name.
     """
-    fields: dict[str, Any] = {}
+    base, fields = method.options, dict[str, Any]()
     for name, value in defaults.items():
-        field = copy(method.options.model_fields[name])
+        field = copy(base.model_fields[name])
         field.default = value
         fields[name] = (field.annotation, field)
-    options = create_model(f"{method.options.__name__}Preset", __base__=method.options, __doc__=about or None, **fields)
+    options = create_model(f"{base.__name__}Variant", __base__=base, __doc__=about or None, **fields)
     assert issubclass(options, ModelOptions)
     if only:
         options.only = only

@@ -98,8 +98,8 @@ def load(target: Path, method: str, drafter: Path | str | None = None, dtype: st
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
-def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft."""
+def test_drafters_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a method wired to the wrong embedding, head or hidden states: it would draft."""
     model = load(target, method, drafters[parse_method(method).drafter or ""])
     expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)

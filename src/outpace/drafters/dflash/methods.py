@@ -7,7 +7,7 @@ from outpace.drafters.build_context import CPU_NODES, BuildContext, TargetParts
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.source import block_source
-from outpace.drafters.method import Method, preset
+from outpace.drafters.method import Method, variant
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
@@ -55,5 +55,5 @@ def _dflash(options: ModelOptions, context: BuildContext) -> Proposer:
 DFLASH = Method(_dflash, "DFlash: a block of drafts in one pass", ModelOptions, "dflash")
 METHODS = {
     "dflash": DFLASH,
-    "graft-dflash": preset(DFLASH, "Graft on DFlash: retrieval after the certain part of a block", **GRAFTED),
+    "graft-dflash": variant(DFLASH, "Graft on DFlash: retrieval after the certain part of a block", **GRAFTED),
 }

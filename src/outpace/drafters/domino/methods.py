@@ -11,7 +11,7 @@ from outpace.drafters.dflash.methods import GRAFTED, block_proposer, trained_blo
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.domino.source import DominoSource
-from outpace.drafters.method import Method, preset
+from outpace.drafters.method import Method, variant
 from outpace.drafters.model_options import ModelOptions
 
 CPU_POOL = 2048
@@ -67,4 +67,4 @@ def domino_proposer(
 
 
 DOMINO = Method(domino_proposer, "Domino: DFlash's block, corrected causally", DominoOptions, "domino")
-METHODS = {"domino": DOMINO, "graft-domino": preset(DOMINO, "Graft on Domino, the same", **GRAFTED)}
+METHODS = {"domino": DOMINO, "graft-domino": variant(DOMINO, "Graft on Domino, the same", **GRAFTED)}

@@ -3,7 +3,7 @@
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
-from outpace.drafters.method import LANGUAGE_MODEL, Method, preset
+from outpace.drafters.method import LANGUAGE_MODEL, Method, variant
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.trees.shapes.dynatree import BaselineTreeConfig, DynaTreeConfig, FixedTreeConfig
@@ -29,15 +29,15 @@ LINEAR = Method(
 METHODS = {
     "linear": LINEAR,
     # DynaTree's baseline. `linear:shape=fixed` also branches at the pending token, and is a level less deep.
-    "fixed": preset(
+    "fixed": variant(
         LINEAR,
         "a draft model's tree of fixed depth and breadth",
         ("fixed",),
         {"fixed": BaselineTreeConfig},
         shape="fixed",
     ),
-    "dynatree": preset(
+    "dynatree": variant(
         LINEAR, "DynaTree: a draft model's tree that follows its confidence", ("dynatree",), shape="dynatree"
     ),
-    "svip": preset(LINEAR, "SVIP: a draft model's chain that ends where it is uncertain", ("svip",), shape="svip"),
+    "svip": variant(LINEAR, "SVIP: a draft model's chain that ends where it is uncertain", ("svip",), shape="svip"),
 }

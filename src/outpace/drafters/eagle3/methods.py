@@ -8,7 +8,7 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import CPU_NODES, BuildContext, check_sizes
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.eagle3.source import EagleSource
-from outpace.drafters.method import Method, preset
+from outpace.drafters.method import Method, variant
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.shaped import shaped
@@ -63,15 +63,15 @@ def _on_eagle3(name: str, budget: int = 59, depth: int | None = None) -> Method:
 METHODS = {
     "eagle3": EAGLE3,
     "fr-spec": Method(_fr_spec, "FR-Spec: EAGLE-3 that drafts only frequent tokens", EagleOptions, "eagle3"),
-    "ddd": preset(
+    "ddd": variant(
         _on_eagle3("ddd"), "DDD: EAGLE-3's beam, deeper while it holds much probability", ("ddd",), shape="ddd"
     ),
     # ECHO and Graft draft in the tree of Graft's paper: 60 nodes and a depth of 9; on a CPU 7 nodes and a depth of 8,
     # as EAGLE-3 has them there. A draft that a gate ended keeps 8, 24 or 40 of Graft's 60 nodes.
-    "echo": preset(
+    "echo": variant(
         _on_eagle3("echo", 60, 9), "ECHO: EAGLE-3's beam; doubtful drafts lend their slots", ("echo",), shape="echo"
     ),
-    "graft": preset(
+    "graft": variant(
         _on_eagle3("graft", 60, 9),
         "Graft: EAGLE-3's beam, pruned where the draft is uncertain, and retrieval",
         ("gated", "beam"),

@@ -9,7 +9,7 @@ from outpace.core.drafting import Retriever
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
-from outpace.drafters.method import Method, preset
+from outpace.drafters.method import Method, variant
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.ranked_vocabulary import EVERY_ID
 from outpace.drafters.self_draft.guessed import GuessedSelfDraft, ModelGuesser
@@ -122,14 +122,14 @@ _SELF = Method(
 )
 METHODS = {
     "self": _SELF,
-    "magicdec": preset(
+    "magicdec": variant(
         _SELF,
         "MagicDec: the target drafts for itself, with a part of its keys and values",
         about="MagicDec.",
         bits=None,
         select="snap",
     ),
-    "triforce": preset(
+    "triforce": variant(
         _SELF,
         "TriForce: the target drafts for itself what a cheaper source has guessed",
         ("chain",),

@@ -5,7 +5,7 @@ from pydantic import Field
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext, check_sizes
 from outpace.drafters.medusa.net import MedusaNet
-from outpace.drafters.method import Method, preset
+from outpace.drafters.method import Method, variant
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.self_draft.methods import packed_target
 from outpace.drafters.self_draft.selectors import TOKEN_SINKS, Tokens
@@ -48,7 +48,7 @@ def _tokenswift(options: TokenSwiftOptions, context: BuildContext) -> Proposer:
 
 
 METHODS = {
-    "tokenswift": preset(
+    "tokenswift": variant(
         Method(_tokenswift, "", TokenSwiftOptions, "medusa"),
         "TokenSwift: the target and heads on it, with a part of its keys and values; and retrieval",
         settings_of={"fixed": TokenSwiftTreeConfig},
