@@ -12,7 +12,7 @@ from outpace.core.tree import Topology
 from outpace.doctor.finding import Finding, finding
 from outpace.doctor.machine import bandwidth, fastest
 from outpace.kernels.build import kernels_remedy, loaded_kernels
-from outpace.kernels.exact import COMPILED
+from outpace.kernels.dispatch import COMPILED
 from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets, multiplies_bfloat16
 from outpace.kernels.linear import KernelLinear
 from outpace.models.exactness import Exactness

@@ -15,7 +15,7 @@ from outpace.cache.slots import Segment
 from outpace.kernels import structs
 from outpace.kernels.attention import parts_of, store_of
 from outpace.kernels.build import address_of, call, threads
-from outpace.kernels.exact import NotCompiled
+from outpace.kernels.dispatch import NotCompiled
 from outpace.kernels.linear import FROM_FILE, KernelLinear, Kind
 
 

@@ -15,7 +15,7 @@ from outpace.cache.slots import AttentionSettings, Segment
 from outpace.kernels import structs
 from outpace.kernels.attention import sight_of
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of
-from outpace.kernels.exact import NotCompiled, check_stock
+from outpace.kernels.dispatch import NotCompiled, check_stock
 from outpace.models.layers.prepare import RowwiseActivation
 
 if TYPE_CHECKING:

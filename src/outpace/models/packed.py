@@ -18,7 +18,7 @@ from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.blocks import BlockEmbedding
-from outpace.kernels.exact import NotCompiled, check_kernels, check_same, path_taken
+from outpace.kernels.dispatch import COMPILED, NotCompiled, check_kernels, check_same, in_python
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
@@ -194,7 +194,7 @@ class PackedModel:
         self.captures = self.tiled and captures_on(self.device, self.dtype) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.four_bits: ref[PackedModel] | None = None
-        self.compiled, self.computed_by = self._derive()
+        self.compiled, self.computed_by = self._choose_code()
         if self.kv.scales and not getattr(config, "attn_logit_softcapping", None):  # a cap applies to unshifted scores
             self.kv.key_offsets.copy_(self._mean_keys())
 
@@ -202,7 +202,7 @@ class PackedModel:
         """The same model on the same slots, computed by a decoder and a head with other weights."""
         made = copy.copy(self)
         made.decoder, made.head = decoder, head
-        made.compiled, made.computed_by = made._derive()
+        made.compiled, made.computed_by = made._choose_code()
         return made
 
     @property
@@ -332,7 +332,7 @@ class PackedModel:
 
     @stage("measuring")
     @torch.inference_mode()
-    def _derive(self) -> tuple[CompiledDecoder | None, str]:
+    def _choose_code(self) -> tuple[CompiledDecoder | None, str]:
         """The decoder in one compiled call, if a short pass shows that the kernels compute what its modules do; None
         otherwise. And which code computes passes, in words."""
         try:
@@ -341,11 +341,11 @@ class PackedModel:
                 raise NotCompiled("no kernel computes passes in " + ("tiles" if self.tiled else str(self.dtype)))
             if not any(isinstance(module, KernelLinear) for module in self.decoder.modules()):
                 raise NotCompiled("its weights are not packed for the kernels")
-            return self._compared(), path_taken(None)
+            return self._compiled_decoder(), COMPILED
         except NotCompiled as reason:
-            return None, path_taken(str(reason))
+            return None, in_python(reason)
         except AttributeError as error:
-            return None, path_taken(f"its layers have a layout of their own: {error}")
+            return None, in_python(f"its layers have a layout of their own: {error}")
 
     @torch.inference_mode()
     def _mean_keys(self) -> Tensor:
@@ -362,7 +362,7 @@ class PackedModel:
             self.compiled.run(ids, segments, ())
         return kv.keys[:, 0, :, :count].float().mean(dim=-2, keepdim=True)
 
-    def _compared(self) -> CompiledDecoder:
+    def _compiled_decoder(self) -> CompiledDecoder:
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size
         # Slots of its own: rounding of keys and values would hide what is compared.

@@ -15,7 +15,7 @@ from outpace.drafters.net_slots import NetSlots, Sight
 from outpace.kernels import structs
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
-from outpace.kernels.exact import NotCompiled, check_exact, check_kernels, check_same, path_taken
+from outpace.kernels.dispatch import COMPILED, NotCompiled, check_classes, check_kernels, check_same, in_python
 from outpace.kernels.linear import PANEL
 from outpace.models.plain_decoder import PlainMLP, RMSNorm
 
@@ -28,12 +28,12 @@ def compiled_block(net: DFlashNet, slots: NetSlots) -> "tuple[CompiledBlock | No
     """The net in few compiled calls, or None where its own Python runs; and which of the two runs, in words."""
     try:
         check_slots(slots)
-        check_exact(net, _CLASSES, kept=("head", "pair_head"))
+        check_classes(net, _CLASSES, kept=("head", "pair_head"))
         block = CompiledBlock(net, slots)
         _compare(net, block, slots)
     except NotCompiled as reason:
-        return None, path_taken(str(reason))
-    return block, path_taken(None)
+        return None, in_python(reason)
+    return block, COMPILED
 
 
 def check_slots(slots: NetSlots) -> None:

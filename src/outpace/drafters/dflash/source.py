@@ -76,8 +76,8 @@ class BlockSource(DepthwiseSource):
         self._limit = min(target.max_length, config.positions)
         room, sizes = self._limit + config.block_size, (config.layers, target.max_slots, config.kv_heads)
         self.slots = NetSlots(*sizes, capacity=room, head_dim=config.head_dim, dtype=weight.dtype, device=self._device)
-        self._compiled, path = compiled_block(net, self.slots)
-        self.computed_by = {"block": path}
+        self._compiled, by = compiled_block(net, self.slots)
+        self.computed_by = {"block": by}
         sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
         self._scores = own_scores_of(head, self._device)

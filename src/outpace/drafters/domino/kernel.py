@@ -6,8 +6,8 @@ from torch import Tensor
 from outpace.drafters.domino.net import DominoHead
 from outpace.kernels import structs
 from outpace.kernels.decoder import matrix_of
+from outpace.kernels.dispatch import COMPILED, NotCompiled, check_classes, check_kernels, check_same, in_python
 from outpace.kernels.domino_head import CompiledHead, HeadRows
-from outpace.kernels.exact import NotCompiled, check_exact, check_kernels, check_same, path_taken
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.models.layers.linear import frozen_layers
 
@@ -18,12 +18,12 @@ def compiled_head(head: DominoHead, ids: Tensor | None) -> tuple[CompiledHead | 
     weight = head.vocabulary_weight
     try:
         check_kernels(weight.device)
-        check_exact(head, (DominoHead,))
+        check_classes(head, (DominoHead,))
         made = head_over(head, frozen_layers(weight.dtype)(weight if ids is None else weight[ids], None))
         _compare(head, made, ids)
     except NotCompiled as reason:
-        return None, path_taken(str(reason))
-    return made, path_taken(None)
+        return None, in_python(reason)
+    return made, COMPILED
 
 
 def head_over(head: DominoHead, vocabulary: torch.nn.Module) -> CompiledHead:

@@ -18,8 +18,8 @@ from outpace.drafters.domino.kernel import compiled_head
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.levels import DraftLevel
 from outpace.gpu.capture import Captured
+from outpace.kernels.dispatch import in_python
 from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked
-from outpace.kernels.exact import path_taken
 from outpace.models.head import LmHead
 
 
@@ -72,17 +72,17 @@ class DominoSource(BlockSource):
         """Choose the code that computes the head: a compiled kernel, Triton or its own modules."""
         head, ids = self.net.head, self._head.ids
         if self._has_pools:
-            path = path_taken(f"every block drafts from {self._pool} ids of its own")
+            by = in_python(f"every block drafts from {self._pool} ids of its own")
         elif self._table is not None:
-            path = path_taken("gate_table=on: the kernel computes gates itself")
+            by = in_python("gate_table=on: the kernel computes gates itself")
         else:
-            self._kernel, path = compiled_head(head, ids)
+            self._kernel, by = compiled_head(head, ids)
         if self._kernel is None and not self._has_pools:
             self._kernel = triton_head(head, ids)
-            path = path if self._kernel is None else "Triton"
+            by = by if self._kernel is None else "Triton"
             if self._kernel is None and ids is not None:
                 self._ranked_rows = head.vocabulary_weight[ids]
-        self.computed_by["head"] = path
+        self.computed_by["head"] = by
 
     def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:
         state.hidden, state.base, state.rolled = hidden, base, None

@@ -12,19 +12,19 @@ from outpace.drafters.fusion import FusionLayer
 from outpace.drafters.net_slots import NetSlots
 from outpace.kernels import structs
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, layer_of
-from outpace.kernels.exact import NotCompiled, check_exact, check_same, path_taken
+from outpace.kernels.dispatch import COMPILED, NotCompiled, check_classes, check_same, in_python
 
 
 def compiled_fusion(net: Eagle3Net, slots: NetSlots) -> "tuple[CompiledFusion | None, str]":
     """The net's pass in one compiled call, or None where its own Python runs; and which of the two runs, in words."""
     try:
         check_slots(slots)
-        check_exact(net, (Eagle3Net, FusionLayer, *LAYERS))
+        check_classes(net, (Eagle3Net, FusionLayer, *LAYERS))
         fusion = CompiledFusion(net, slots)
         _compare(net, fusion, slots)
     except NotCompiled as reason:
-        return None, path_taken(str(reason))
-    return fusion, path_taken(None)
+        return None, in_python(reason)
+    return fusion, COMPILED
 
 
 class CompiledFusion:

@@ -52,8 +52,8 @@ class EagleSource(PairSource[EagleState]):
     ) -> None:
         super().__init__(net, target, SCRATCH_ROWS)
         self.net, self._embedding, self._noise = net, target.embedding, noise
-        self._compiled, path = compiled_fusion(net, self.slots)
-        self.computed_by = {"layer": path}
+        self._compiled, by = compiled_fusion(net, self.slots)
+        self.computed_by = {"layer": by}
         if net.lm_head is not None:
             self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, target.vocab_size)
         else:

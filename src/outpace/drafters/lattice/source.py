@@ -16,7 +16,7 @@ from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.levels import DraftLevel
 from outpace.kernels import lattice as kernel
 from outpace.kernels.build import loaded_kernels
-from outpace.kernels.exact import path_taken
+from outpace.kernels.dispatch import COMPILED, in_python
 from outpace.kernels.lattice import LatticeRows, Woven
 from outpace.kernels.topk import largest
 from outpace.sampling.noise import noise_key
@@ -42,7 +42,7 @@ class LatticeSource(BlockSource):
         self._tables = None if ids is None else self._projected(ids)
         self._sharpness = 1 / net.pair_head.temperatures.float()
         self._has_kernels = self._device.type == "cpu" and loaded_kernels() is not None
-        self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
+        self.computed_by["pairs"] = COMPILED if self._has_kernels else in_python("there are no compiled kernels")
 
     def grows(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `trees` can serve these requests: logits and keyed noise alone must rank candidates."""

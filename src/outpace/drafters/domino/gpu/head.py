@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from outpace.drafters.domino.net import DominoHead
 from outpace.gpu.backend import on_device_of, runs_triton
+from outpace.kernels.dispatch import NotCompiled, check_classes
 from outpace.kernels.domino_head import HeadRows, HeadStep, Picked
-from outpace.kernels.exact import NotCompiled, check_exact
 from outpace.sampling.noise import gumbel
 
 _LEAST, _MOST_ROWS = 16, 64  # rows of a program's products
@@ -192,7 +192,7 @@ def triton_head(head: DominoHead, ids: Tensor | None) -> TritonHead | None:
     """The head over some ids [K], or all, by kernels; None where its own modules run it."""
     weight = head.vocabulary_weight
     try:
-        check_exact(head, (DominoHead,))
+        check_classes(head, (DominoHead,))
     except NotCompiled:
         return None
     if weight.device.type != "cuda" or not runs_triton(weight.device, weight.dtype):

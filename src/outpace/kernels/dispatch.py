@@ -24,9 +24,9 @@ class NotCompiled(Exception):
     """No kernel computes this module; the message is the reason."""
 
 
-def path_taken(reason: str | None) -> str:
-    """ "compiled", or "Python, because ...", for `outpace doctor` and traces."""
-    return COMPILED if reason is None else f"Python, because {reason}"
+def in_python(reason: object) -> str:
+    """What stands in place of COMPILED, in `outpace doctor` and in traces, where a module's own Python runs."""
+    return f"Python, because {reason}"
 
 
 def check_kernels(device: torch.device) -> None:
@@ -37,7 +37,7 @@ def check_kernels(device: torch.device) -> None:
         raise NotCompiled(f"there are no compiled kernels: {why_none()}")
 
 
-def check_exact(module: nn.Module, classes: Collection[type], kept: Collection[str] = ()) -> None:
+def check_classes(module: nn.Module, classes: Collection[type], kept: Collection[str] = ()) -> None:
     """Check that a kernel may replace a module with all its submodules.
 
     Args:
@@ -51,14 +51,14 @@ def check_exact(module: nn.Module, classes: Collection[type], kept: Collection[s
     _check_class(module, classes)
     for name, child in module.named_children():
         if name not in kept:
-            check_exact(child, classes)
+            check_classes(child, classes)
 
 
 def check_stock(module: nn.Module, packages: tuple[str, ...]) -> None:
-    """As `check_exact` for a model of transformers: every class must come from these packages.
+    """As `check_classes` for a model of transformers: every class must come from these packages.
 
     Raises:
-        NotCompiled: as `check_exact`.
+        NotCompiled: as `check_classes`.
     """
     for part in module.modules():
         kind = type(part)

@@ -12,7 +12,7 @@ from outpace.drafters.domino.net import DominoHead, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fusion import FusionLayer
 from outpace.drafters.packing import pack_net
-from outpace.kernels.exact import COMPILED
+from outpace.kernels.dispatch import COMPILED
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.compiled_decoder import CompiledDecoder
 from outpace.models.target import PackedTarget
@@ -190,7 +190,7 @@ def changed_target(change: str, monkeypatch: pytest.MonkeyPatch) -> PackedTarget
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("subclass", "Layer of tests.unit.kernels.test_exact is none of the classes that kernels compute"),
+        ("subclass", "Layer of tests.unit.kernels.test_dispatch is none of the classes that kernels compute"),
         ("method", "LlamaDecoderLayer.forward was replaced"),
         ("instance", "LlamaDecoderLayer.forward was replaced on an instance"),
     ],
