@@ -24,7 +24,7 @@ from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
 from outpace.models.packed import PassPart
 from outpace.models.target import PackedTarget
-from outpace.sampling.draw import match
+from outpace.sampling.verification import match
 from outpace.testing import decode
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain

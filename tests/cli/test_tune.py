@@ -12,7 +12,7 @@ from outpace.core.tree import Topology
 from outpace.engine import round as engine_round
 from outpace.methods import profile
 from outpace.methods.profile import method_anywhere
-from outpace.sampling.draw import Draw
+from outpace.sampling.verification import Draw
 from tests.cli.runner import assert_refused, run
 
 FLOAT32 = ("--dtype", "float32")

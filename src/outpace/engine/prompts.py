@@ -9,7 +9,7 @@ from outpace.core.tree import Topology
 from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.lib.places import places_of
-from outpace.sampling.draw import BatchDraw
+from outpace.sampling.verification import BatchDraw
 
 _OLDEST = 4  # the prompt that has waited longest gets one row in this many
 

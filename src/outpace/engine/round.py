@@ -16,7 +16,7 @@ from outpace.engine.prompts import Prompts
 from outpace.engine.session import Change, Session
 from outpace.engine.sound import keep_sound, logprobs
 from outpace.lib.places import places_of
-from outpace.sampling.draw import BatchDraw, RejectionDraw, match, rejection
+from outpace.sampling.verification import BatchDraw, RejectionDraw, match, rejection
 
 
 def run_round(

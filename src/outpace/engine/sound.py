@@ -8,7 +8,7 @@ from outpace.core.events import TokenLogprob
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, Verdict
 from outpace.engine.session import Change, Session
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
-from outpace.sampling.draw import token_logprobs
+from outpace.sampling.verification import token_logprobs
 
 
 def keep_sound(

@@ -1,6 +1,6 @@
 """Keyed draws by the compiled kernels (cpp/draw.h), which compute little of a vocabulary's noise.
 
-Python reference: `sampling.draw.draw_keyed`.
+Python reference: `sampling.verification.draw_keyed`.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import outpace.sampling.draw
 import outpace.sampling.scores
+import outpace.sampling.verification
 from outpace.core.protocols import NodeOutputs, SamplingContext
 from outpace.core.tree import Topology
 from outpace.drafters.best import best_ids
@@ -17,9 +17,9 @@ from outpace.kernels.build import VARIABLE
 from outpace.kernels.draw import draw_natively
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.topk import KeyedDraws, largest
-from outpace.sampling.draw import BatchDraw
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.scores import Best, Pool
+from outpace.sampling.verification import BatchDraw
 from outpace.testing import draft_request
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.drafters.source.test_domino_cost import propose
@@ -99,7 +99,7 @@ def test_which_requests_it_draws_for(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(len(found))
         return found
 
-    monkeypatch.setattr(outpace.sampling.draw, "draw_natively", counted)
+    monkeypatch.setattr(outpace.sampling.verification, "draw_natively", counted)
     draw, queries = BatchDraw(outputs, shapes, tokens, contexts), [(index, 0) for index in (3, 0, 4, 1, 5, 2)]
     fast = draw(queries)
     assert calls == [2]

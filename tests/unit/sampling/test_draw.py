@@ -11,9 +11,9 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, NodeOutputs, SamplingContext
 from outpace.core.tree import Topology
-from outpace.sampling import draw as draw_module
-from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed, token_logprobs
+from outpace.sampling import verification
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
+from outpace.sampling.verification import BatchDraw, RejectionDraw, draw_keyed, token_logprobs
 from outpace.sampling.warp import History, history_of, warp
 
 VOCAB = 20
@@ -68,7 +68,7 @@ def test_noise_is_worked_out_only_for_what_may_be_drawn(
         widths.append(len(ids))
         return gumbel(keys, ids)
 
-    monkeypatch.setattr(draw_module, "gumbel", counted)
+    monkeypatch.setattr(verification, "gumbel", counted)
     context = SamplingContext(params, 8, 0, [1, 2, 3, 4])
     for seed in range(9):
         row = random_logits(1, seed)

@@ -10,9 +10,9 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import SamplingContext
 from outpace.sampling import scores as scores_module
-from outpace.sampling.draw import draw_keyed
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.scores import Pool, best_scores, keyed_scores
+from outpace.sampling.verification import draw_keyed
 from outpace.sampling.warp import history_of, process, warp
 
 VOCAB = 30

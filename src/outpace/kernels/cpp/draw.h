@@ -1,5 +1,5 @@
 // Keyed draws over a vocabulary: exact noise is computed only where it may decide.
-// Python reference: outpace.sampling.draw.draw_keyed.
+// Python reference: outpace.sampling.verification.draw_keyed.
 #pragma once
 #include "topk.h"
 

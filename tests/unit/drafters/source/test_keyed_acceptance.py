@@ -11,8 +11,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import SamplingContext
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.sampling.draw import draw_keyed
 from outpace.sampling.scores import keyed_scores
+from outpace.sampling.verification import draw_keyed
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.proposer import EmptyDraft, StaticProposer

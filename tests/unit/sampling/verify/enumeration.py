@@ -9,7 +9,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Verdict
 from outpace.core.tree import DraftTree, Topology
-from outpace.sampling.draw import match, rejection
+from outpace.sampling.verification import match, rejection
 from outpace.sampling.warp import History, warp
 from outpace.testing import ToyTarget
 

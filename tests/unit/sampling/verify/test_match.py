@@ -2,7 +2,7 @@
 
 from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
-from outpace.sampling.draw import match
+from outpace.sampling.verification import match
 from tests.unit.sampling.verify.enumeration import Ids, Oracle, enumerate_outcomes
 
 

@@ -13,8 +13,8 @@ from outpace.core.protocols import Proposer, SamplingContext
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine import round as engine_round
 from outpace.engine.engine import Engine
-from outpace.sampling import draw as draw_module
-from outpace.sampling.draw import BatchDraw
+from outpace.sampling import verification
+from outpace.sampling.verification import BatchDraw
 from outpace.sampling.warp import History, history_of, warp
 from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless
 from tests.unit.sampling.verify.enumeration import (
@@ -117,7 +117,7 @@ def test_another_nodes_history_is_caught(option: str, temperature: float, monkey
     ]
     check_lossless(ToyTarget, params)
     with monkeypatch.context() as planted:
-        planted.setattr(draw_module, "history_of", root_history)
+        planted.setattr(verification, "history_of", root_history)
         with pytest.raises(AssertionError, match="plain decoding"):
             check_lossless(ToyTarget, params)
     monkeypatch.setattr(engine_round, "BatchDraw", HistoryByIndex)

@@ -7,7 +7,7 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
-from outpace.sampling.draw import rejection
+from outpace.sampling.verification import rejection
 from tests.pairwise import covering
 from tests.unit.sampling.verify.enumeration import (
     PENALISED,
