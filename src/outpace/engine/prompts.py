@@ -7,7 +7,7 @@ import torch
 from outpace.core.protocols import NO_TOKEN, Chunk, ChunkOutput, NodeOutputs, PromptChunk, Verdict
 from outpace.core.tree import Topology
 from outpace.engine.session import Change, Session
-from outpace.engine.sound import keep_sound, logprobs
+from outpace.engine.validity import logprobs, valid_verdicts
 from outpace.lib.places import places_of
 from outpace.sampling.verification import BatchDraw
 
@@ -93,7 +93,7 @@ def _draw_first(changes: Sequence[Change], outputs: Sequence[NodeOutputs]) -> No
     contexts = [change.session.sampling for change in changes]
     draw = BatchDraw(outputs, [Topology.chain(1)] * len(changes), pending, contexts)
     drawn = draw([(index, 0) for index in range(len(changes))])
-    verdicts = keep_sound(changes, outputs, [Verdict((0,), token) for token in drawn], pending)
+    verdicts = valid_verdicts(changes, outputs, [Verdict((0,), token) for token in drawn], pending)
     for index, verdict in verdicts.items():
         token = verdict.next_token
         changes[index].emit([token], logprobs(changes[index].session, outputs[index], (0,), [token]))

@@ -14,7 +14,7 @@ from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.prompts import Prompts
 from outpace.engine.session import Change, Session
-from outpace.engine.sound import keep_sound, logprobs
+from outpace.engine.validity import logprobs, valid_verdicts
 from outpace.lib.places import places_of
 from outpace.sampling.verification import BatchDraw, RejectionDraw, match, rejection
 
@@ -52,7 +52,7 @@ def run_round(
         taps = [session.proposer.needs.taps for session in sessions]
         chunk_outputs, outputs = target.run_pass([] if prompts is None else prompts.chunks, slots, trees, taps)
     with phase("verify"):
-        verdicts = keep_sound(changes, outputs, verify(sessions, trees, tokens, outputs), tokens)
+        verdicts = valid_verdicts(changes, outputs, verify(sessions, trees, tokens, outputs), tokens)
     with phase("commit"):
         target.commit([slots[index] for index in verdicts], [verdict.path for verdict in verdicts.values()])
         for index, verdict in verdicts.items():
@@ -138,13 +138,13 @@ def observe(
 ) -> None:
     """Let each proposer observe its verified trees."""
     for proposer, members in places_of(session.proposer for session in sessions).items():
-        sound = [index for index in members if index in verdicts]
-        if sound:
+        valid = [index for index in members if index in verdicts]
+        if valid:
             observations = [
                 Observation(trees[index], verdicts[index], outputs[index], sessions[index].sampling.before)
-                for index in sound
+                for index in valid
             ]
-            proposer.observe([sessions[index].state for index in sound], observations)
+            proposer.observe([sessions[index].state for index in valid], observations)
 
 
 def _slot(session: Session) -> int:

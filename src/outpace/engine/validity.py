@@ -11,7 +11,7 @@ from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.sampling.verification import token_logprobs
 
 
-def keep_sound(
+def valid_verdicts(
     changes: Sequence[Change],
     outputs: Sequence[NodeOutputs],
     verdicts: Sequence[Verdict],
@@ -24,33 +24,39 @@ def keep_sound(
     the last token before it, and the next round, if any, finds the fault.
     """
     is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
-    sound: dict[int, Verdict] = {}
+    valid: dict[int, Verdict] = {}
     for index, (change, output, verdict) in enumerate(zip(changes, outputs, verdicts, strict=True)):
-        session = change.session
         infinite = None  # depth
         if not is_finite:
             nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
             infinite = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
         depth = verdict.accepted_drafts if infinite is None else infinite
         if infinite is None and verdict.next_token != NO_TOKEN:
-            sound[index] = verdict
+            valid[index] = verdict
         elif depth:
-            sound[index] = Verdict(verdict.path[:depth], tokens[index][verdict.path[depth]])
-        elif infinite is None:
-            failed = session.constraint is not None and session.constraint.error
-            change.error = InvalidRequest(
-                f"request {session.request_id}: grammar={session.params.grammar}: at position {len(session.ids)} it is "
-                f"too much for the grammar library ({failed}); simplify it"
-                if failed
-                else f"request {session.request_id}: its grammar, penalties, logit_bias, bad words and min_new_tokens "
-                f"leave no token to choose at position {len(session.ids)}: relax them"
-            )
+            valid[index] = Verdict(verdict.path[:depth], tokens[index][verdict.path[depth]])
         else:
-            change.error = NonFiniteLogits(
-                f"request {session.request_id}: the target's logits for position {len(session.ids)} are not "
-                "finite; check the weights, or load the model with dtype='float32'"
-            )
-    return sound
+            change.error = _error(change.session, infinite is not None)
+    return valid
+
+
+def _error(session: Session, is_infinite: bool) -> Exception:
+    """Why a request cannot continue."""
+    which, position = f"request {session.request_id}", len(session.ids)
+    if is_infinite:
+        return NonFiniteLogits(
+            f"{which}: the target's logits for position {position} are not finite; check the weights, or load the "
+            "model with dtype='float32'"
+        )
+    if session.constraint is not None and (failed := session.constraint.error):
+        return InvalidRequest(
+            f"{which}: grammar={session.params.grammar}: at position {position} it is too much for the grammar library "
+            f"({failed}); simplify it"
+        )
+    return InvalidRequest(
+        f"{which}: its grammar, penalties, logit_bias, bad words and min_new_tokens leave no token to choose at "
+        f"position {position}: relax them"
+    )
 
 
 def logprobs(
