@@ -84,10 +84,10 @@ def _calibration(
     loaded: "Model", method: str, recorder: "Recorder", budget: int, temperature: float
 ) -> "Calibration | None":
     """Gates calibrated from recorded rounds, with their conditions; None, and a note, if the rounds do not suffice."""
-    from outpace.trees.gate_calibration import LEAST_ROUNDS, calibrated
+    from outpace.trees.gate_calibration import LEAST_ROUNDS, calibrated_gates
     from outpace.trees.retrieval.warm_file import Calibration
 
-    gates = calibrated(recorder.rounds)
+    gates = calibrated_gates(recorder.rounds)
     if gates is None:
         note(
             f"gates: left as the method has them; to calibrate takes {LEAST_ROUNDS} rounds of drafting, not "

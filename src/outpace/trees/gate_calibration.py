@@ -95,7 +95,7 @@ def gates_open(proposer: Proposer) -> Iterator[Recorder | None]:
         base.shape = gated
 
 
-def calibrated(rounds: Sequence[Round]) -> Gates | None:
+def calibrated_gates(rounds: Sequence[Round]) -> Gates | None:
     """Three gates by the rule above, with thresholds in hundredths from 0, which never closes, to 0.99; None if there
     are fewer than LEAST_ROUNDS rounds, or no round has more than three levels, so that gates could save some."""
     levels = max((len(each.confidences) for each in rounds), default=0)

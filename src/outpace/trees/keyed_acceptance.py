@@ -102,15 +102,17 @@ class KeyedAcceptance:
 
 
 @dataclass(eq=False)
-class ScoredLevels:
-    """The acceptance rates that one request reads and updates.
+class KeyedLearner:
+    """Learns acceptance rates from one request's rounds.
 
     Attributes:
-        rates: at its temperature; None where its drafts' scores do not depend on the noise of the target's draws.
+        acceptance: the rates that it updates; None to learn none.
+        rates: at its temperature; None without `acceptance`, or where its drafts' scores do not depend on the noise of
+            the target's draws.
         levels: of this round's trees, the nodes, and tokens and keyed scores [F, C] of the candidates below them.
     """
 
-    acceptance: KeyedAcceptance
+    acceptance: KeyedAcceptance | None
     rates: KeyedRates | None = None
     place: int = 0
     levels: list[tuple[Frontier, Tensor, Tensor]] = field(default_factory=list)
@@ -119,7 +121,7 @@ class ScoredLevels:
         """Start a round."""
         params = request.sampling.params
         is_keyed = not (params.is_greedy or params.is_rejection)
-        self.rates = self.acceptance.at(params.temperature) if is_keyed else None
+        self.rates = self.acceptance.at(params.temperature) if self.acceptance is not None and is_keyed else None
         self.place, self.levels = place, []
 
     def learn(self, observation: Observation) -> None:
@@ -139,7 +141,7 @@ class ScoredLevels:
 
 
 def calibrated(
-    lessons: Sequence[ScoredLevels | None], depth: int, frontier: Frontier, candidates: Tensor, log_probs: Tensor
+    learners: Sequence[KeyedLearner], depth: int, frontier: Frontier, candidates: Tensor, log_probs: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A level as a shape reads it, with acceptance rates for keyed scores. Host tensors.
 
@@ -147,11 +149,11 @@ def calibrated(
         [F, C] logarithms of acceptance or scores, and [F] whether they are the former.
     """
     members: dict[KeyedRates, list[int]] = {}
-    for place, lesson in enumerate(lessons):
-        if lesson is not None and lesson.rates is not None:
-            lesson.levels.append((frontier, candidates, log_probs))
-            members.setdefault(lesson.rates, []).append(place)
-    if len(members) == 1 and all(lesson is not None and lesson.rates is not None for lesson in lessons):
+    for place, learner in enumerate(learners):
+        if learner.rates is not None:
+            learner.levels.append((frontier, candidates, log_probs))
+            members.setdefault(learner.rates, []).append(place)
+    if len(members) == 1 and all(learner.rates is not None for learner in learners):
         (rates,) = members
         return rates.log_rates(depth, log_probs), torch.ones(len(log_probs), dtype=torch.bool)
     scores, is_rate = log_probs.clone() if members else log_probs, torch.zeros(len(log_probs), dtype=torch.bool)

@@ -11,7 +11,7 @@ from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, Lev
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import BaseProposer, DraftRequest, Observation, PromptChunk
 from outpace.core.tree import MAX_TREE_NODES, DraftTree, Topology
-from outpace.trees.keyed_acceptance import KeyedAcceptance, ScoredLevels, calibrated
+from outpace.trees.keyed_acceptance import KeyedAcceptance, KeyedLearner, calibrated
 
 
 class NestedState:
@@ -171,11 +171,11 @@ RERANKED_SLOTS = 1 << 20
 
 @dataclass(eq=False)
 class GrowingState:
-    """A request's state in a source and in a shape, and the acceptance rates that it reads and updates."""
+    """A request's state in a source and in a shape, and what learns its acceptance rates."""
 
     of_source: Any
     of_shape: Any
-    lesson: ScoredLevels | None = None
+    learner: KeyedLearner
 
 
 class GrowingProposer(Nested):
@@ -200,10 +200,8 @@ class GrowingProposer(Nested):
         self.needs, self._leaves_room = source.needs, leaves_room
 
     def made(self, alone: bool, **states: Any) -> GrowingState:
-        lesson = None
-        if self.acceptance is not None:
-            lesson = ScoredLevels(KeyedAcceptance() if alone else self.acceptance)
-        return GrowingState(**states, of_shape=self.shape.open(alone), lesson=lesson)
+        acceptance = KeyedAcceptance() if alone and self.acceptance is not None else self.acceptance
+        return GrowingState(**states, of_shape=self.shape.open(alone), learner=KeyedLearner(acceptance))
 
     def close(self, state: GrowingState) -> None:
         super().close(state)
@@ -218,10 +216,9 @@ class GrowingProposer(Nested):
         slots = budgets * RERANKED_SLOTS if self.shape.reranks else budgets.clone()
         expanding: list[Tensor] = []  # owners of the nodes that the source expands, by level
         self.shape.begin(shapes, budgets.tolist())
-        lessons = [state.lesson for state in states]
-        for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
-            if lesson is not None:
-                lesson.begin(place, request)
+        learners = [state.learner for state in states]
+        for place, (learner, request) in enumerate(zip(learners, requests, strict=True)):
+            learner.begin(place, request)
         if not any(request.budget for request in requests):
             return [DraftTree(torch.tensor(request.ids[-1:]), Topology.chain(1), scores=_ROOT) for request in requests]
         nodes = ((slots > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
@@ -239,7 +236,7 @@ class GrowingProposer(Nested):
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
             tokens = found.tokens.cpu()  # [F, C]
-            log_probs, is_rate = calibrated(lessons, depth, frontier, tokens, found.log_probs.cpu())
+            log_probs, is_rate = calibrated(learners, depth, frontier, tokens, found.log_probs.cpu())
             cumulative = growing.scores[nodes, None] + self.shape.weight(depth) * log_probs
             ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
             level = Level(
@@ -283,8 +280,7 @@ class GrowingProposer(Nested):
         super().observe(states, observations)
         for state, observation in zip(states, observations, strict=True):
             self.shape.observe(state.of_shape, observation)
-            if state.lesson is not None:
-                state.lesson.learn(observation)
+            state.learner.learn(observation)
 
     def reset(self) -> None:
         super().reset()

@@ -116,9 +116,9 @@ def test_what_a_shape_is_shown_comes_true(share: float, temperature: float) -> N
         for state, observation in zip(states, observations, strict=True):
             tokens = observation.tree.tokens.tolist()
             token = [*(tokens[node] for node in observation.verdict.path[1:]), observation.verdict.next_token][0]
-            for frontier, candidates, _ in state.lesson.levels[:1]:
+            for frontier, candidates, _ in state.learner.levels[:1]:
                 for row, owner in enumerate(frontier.owners):  # none at an answer's end
-                    if owner == state.lesson.place:
+                    if owner == state.learner.place:
                         hits = [one == token for one in candidates[row].tolist()]
                         outcomes.append((first.log_probs[row].exp(), hits))
         observe(states, observations)

@@ -17,7 +17,7 @@ from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
 from outpace.testing.toy import draft_request
-from outpace.trees.gate_calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
+from outpace.trees.gate_calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated_gates, gates_open
 from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
@@ -53,7 +53,7 @@ def test_no_other_gates_save_more(seed: int) -> None:
         luck = source.random()
         rounds.append(Round(tuple(confidences), sum(luck < 2 * c for c in confidences)))
     allowed = LOSS * sum(each.accepted + 1 for each in rounds)
-    found = calibrated(rounds)
+    found = calibrated_gates(rounds)
     assert found is not None
     best = 0
     for depths in combinations(range(1, 6), 3):
@@ -70,10 +70,10 @@ def test_no_other_gates_save_more(seed: int) -> None:
 def test_too_little_is_not_calibrated_from() -> None:
     """Guards against gates from a handful of rounds, or from drafts with too few levels to end in the middle."""
     half = LEAST_ROUNDS // 2
-    assert calibrated([VAIN, RIGHT] * half) is not None
-    assert calibrated(([VAIN, RIGHT] * half)[1:]) is None
-    assert calibrated([Round((0.5, 0.4, 0.3), 1)] * 200) is None
-    assert calibrated([]) is None
+    assert calibrated_gates([VAIN, RIGHT] * half) is not None
+    assert calibrated_gates(([VAIN, RIGHT] * half)[1:]) is None
+    assert calibrated_gates([Round((0.5, 0.4, 0.3), 1)] * 200) is None
+    assert calibrated_gates([]) is None
 
 
 def test_rounds_are_written_down_as_drafted() -> None:
@@ -129,7 +129,7 @@ def test_a_warm_up_drafts_with_open_gates_and_leaves_them_as_they_were() -> None
     assert passes == sum(len(each.confidences) for each in recorder.rounds)
     assert {len(each.confidences) for each in recorder.rounds[:20]} == {5}
     assert {each.accepted for each in recorder.rounds} >= {0, 3}
-    gates = calibrated(recorder.rounds)
+    gates = calibrated_gates(recorder.rounds)
     assert gates is not None
     base.shape = Gated(GatedConfig.model_validate({"depth": 5, "breadth": 2, **gates._asdict()}))
     again, fewer = run(proposer)
