@@ -57,8 +57,8 @@ class Roster:
             self._most = 2 * len(self._sessions) + 64
         self._sessions |= {next(self._arrivals): ref(session) for session in sessions}
 
-    def running(self) -> list[Session]:
-        """The requests that have not ended, waiting ones included, in order of arrival."""
+    def unfinished(self) -> list[Session]:
+        """The requests that have not ended, in slots or waiting, in order of arrival."""
         found = [reference() for reference in list(self._sessions.values())]
         return [session for session in found if session is not None and not session.has_ended]
 

@@ -171,7 +171,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not self._roster.running()
+        return not self._roster.unfinished()
 
     @property
     def free_slots(self) -> int:
@@ -386,13 +386,13 @@ class Engine:
     ) -> None:
         """Make one step of all requests, or of `only` some, unless the condition holds already."""
         self._steps.settle()
-        running = self._roster.running()
-        if cancelled := [session for session in running if session.is_cancelled]:
+        unfinished = self._roster.unfinished()
+        if cancelled := [session for session in unfinished if session.is_cancelled]:
             self._steps.end(cancelled)
-            running = self._roster.running()
+            unfinished = self._roster.unfinished()
         if is_done():
             return
-        sessions = running if only is None else [session for session in running if session in only]
+        sessions = unfinished if only is None else [session for session in unfinished if session in only]
         try:
             self._steps.make(sessions)
         except Exception:
@@ -401,7 +401,7 @@ class Engine:
             self._steps.settle()  # the step may have been committed, and have ended some of them
             if is_done():
                 return
-            alone = [session for session in self._roster.running() if session in own]
+            alone = [session for session in self._roster.unfinished() if session in own]
             if not alone:
                 raise
             self._steps.make(alone)
@@ -412,7 +412,7 @@ class Engine:
         """Advance each request that has a slot, alone, to free slots for those that wait; whether any step
         succeeded."""
         has_moved = False
-        for session in self._roster.running():
+        for session in self._roster.unfinished():
             if session.slot is not None and session not in waiting:
                 try:
                     self._steps.make([session])

@@ -23,7 +23,7 @@ _WITHIN = 3.0  # seconds after which measuring ends; the times are stored, and w
 _SHORT = 512  # tokens of context: what more of them add is not known as exactly as a row's time
 _ALIKE = 1.1  # ratio of the two best times of a size, up to which no other program seems to have disturbed them
 _PROMPT_MS = 100.0  # about the time of a pass with prompts only, for which a new request must wait
-_MOST_WAIT = 2  # requests that wait for their prompts per decoding one, above which most requests wait
+_MOST_FILLING = 2  # requests whose prompts are being written, per decoding one, above which all of them count
 _LEAST_ROWS = 32  # fewest prompt rows of a pass without decoding, or of one whose time is not known
 
 
@@ -63,7 +63,7 @@ class Pricing:
         self._sizes: WeakKeyDictionary[Proposer, TreeSizes] = WeakKeyDictionary()
         self._rates = RoundRates()
 
-    def prompt_rows(self, sessions: Sequence[Session], waiting: int, context: int) -> int:
+    def prompt_rows(self, sessions: Sequence[Session], filling: int, context: int) -> int:
         """How many rows of prompts the next pass writes at most, one or more.
 
         If most requests wait for their prompts, the bound is that of a round of all of them: decoding a few in many
@@ -71,7 +71,7 @@ class Pricing:
 
         Args:
             sessions: the requests that are decoded in the pass.
-            waiting: requests whose prompts are being written.
+            filling: requests whose prompts are being written.
             context: average number of prompt tokens already written.
         """
         key = _prompt_key(sessions, context)
@@ -83,7 +83,7 @@ class Pricing:
             return _LEAST_ROWS
         if not sessions:
             return max(int(_PROMPT_MS / row_ms), _LEAST_ROWS)
-        count = len(sessions) + (waiting if waiting > _MOST_WAIT * len(sessions) else 0)
+        count = len(sessions) + (filling if filling > _MOST_FILLING * len(sessions) else 0)
         return max(int((self._slowdown - 1) * self._usual.least(count) / row_ms), 1)
 
     def learn_prompts(self, sessions: Sequence[Session], context: int, rows: int, others: int, clock: Phases) -> None:

@@ -69,8 +69,8 @@ def test_a_few_early_requests_do_not_hold_up_all_others() -> None:
         pricing._usual.learn(count, ms)
     pricing._prompt_ms.learn(0, 20.0)
     pricing._prompt_rows.learn(0, 20)
-    assert pricing.prompt_rows([early, early], waiting=4, context=0) == 1.5 * 10
-    assert pricing.prompt_rows([early, early], waiting=6, context=0) == 1.5 * 40
+    assert pricing.prompt_rows([early, early], filling=4, context=0) == 1.5 * 10
+    assert pricing.prompt_rows([early, early], filling=6, context=0) == 1.5 * 40
 
 
 def test_a_pass_that_was_shorter_than_expected_does_not_count_for_good() -> None:
@@ -82,7 +82,7 @@ def test_a_pass_that_was_shorter_than_expected_does_not_count_for_good() -> None
     for ms in (-1.0, *[10.0] * 30):
         pricing._prompt_ms.learn(-1, ms)
         pricing._prompt_rows.learn(-1, 100)
-    assert pricing.prompt_rows([early], waiting=1, context=0) == pytest.approx(150, rel=0.05)
+    assert pricing.prompt_rows([early], filling=1, context=0) == pytest.approx(150, rel=0.05)
 
 
 def test_the_oldest_prompt_advances_and_short_ones_do_not_wait() -> None:

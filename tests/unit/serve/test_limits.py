@@ -283,7 +283,7 @@ def test_a_server_that_has_lost_its_engine_says_so(model: Model, monkeypatch: py
         wait_until(lambda: not one.service.is_healthy)
         assert [one.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
         assert "lost its engine" in error_of(one.post(CHAT), 503)["message"]
-        for session in model.engine._roster.running():  # the model serves other tests
+        for session in model.engine._roster.unfinished():  # the model serves other tests
             model.engine.cancel(session)
 
 
