@@ -19,7 +19,7 @@ def test_every_answer_is_plain_decodings_whatever_happens(seeds: range) -> None:
 
 
 def test_lives_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against lives in which nothing can go wrong: where steps are not taken back, they notice."""
-    monkeypatch.setattr(Steps, "_take_back", lambda self, session: None)
+    """Guards against lives in which nothing can go wrong: where steps are not rolled back, they notice."""
+    monkeypatch.setattr(Steps, "_roll_back", lambda self, session: None)
     with pytest.raises((AssertionError, RuntimeError)):
         campaign(range(10))

@@ -42,7 +42,7 @@ class Steps:
     """Makes atomic steps.
 
     A step collects what it does to each session in a `Change`; only slots, proposers' states and stoppers change at
-    once. It is committed by one assignment when all changes are known; `settle` then enters them into the sessions.
+    once. It is committed by one assignment when all changes are known; `settle` then applies them to the sessions.
     Before that, `settle` rolls back slots, states and stoppers to match the sessions. An exception may come anywhere,
     also in `settle`, which can be repeated.
     """
@@ -91,11 +91,11 @@ class Steps:
         if step is None:
             return
         if step.changes is None:
-            step.changes = [change for session in step.sessions if (change := self._take_back(session)) is not None]
+            step.changes = [change for session in step.sessions if (change := self._roll_back(session)) is not None]
         for change in step.changes:
-            change.enter()
+            change.apply()
             if change.stop is not None:
-                self._let_go(change.session)
+                self._release(change.session)
         self._step = None
 
     def _begin(self, sessions: Sequence[Session]) -> list[Change]:
@@ -107,7 +107,7 @@ class Steps:
         self.settle()
 
     @torch.inference_mode()
-    def _take_back(self, session: Session) -> Change | None:
+    def _roll_back(self, session: Session) -> Change | None:
         """Roll everything back to the last committed step; where that fails, the session's error."""
         try:
             if session.slot is not None:
@@ -126,7 +126,7 @@ class Steps:
             return lost
         return None
 
-    def _let_go(self, session: Session) -> None:
+    def _release(self, session: Session) -> None:
         if session.slot is not None:
             self._admission.leave(session)
             state, session.slot, session.state = session.state, None, None
@@ -254,7 +254,7 @@ class Engine:
                 if limit == 0:
                     change = Change(session)
                     change.end(Stop("length"))
-                    change.enter()
+                    change.apply()
                 sessions.append(session)
             self._roster.add(sessions)
             return sessions

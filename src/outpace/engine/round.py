@@ -62,8 +62,9 @@ def run_round(
             scores = logprobs(session, outputs[index], verdict.path, gained)
             changes[index].emit(gained, scores, origins)
             if session.params.trace:
-                parents, walked = tree.topology.parents, (verdict.path, verdict.next_token)
-                changes[index].rounds = (RoundTrace(tuple(tokens[index]), parents, tree.origins, *walked),)
+                changes[index].trace = RoundTrace(
+                    tuple(tokens[index]), tree.topology.parents, tree.origins, verdict.path, verdict.next_token
+                )
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(changes, trees)

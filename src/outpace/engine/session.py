@@ -120,14 +120,14 @@ class Session:
 
 
 class Change:
-    """What a step changes of one session. The session itself, except for its stopper, changes only in `enter`."""
+    """What a step changes of one session. The session itself, except for its stopper, changes only in `apply`."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.prefilled = session, session.prefilled
         self.metrics = RequestMetrics(**vars(session.metrics))
         self.tokens: list[int] = []
         self.logprobs: Sequence[TokenLogprob] = ()
-        self.rounds: tuple[RoundTrace, ...] = ()
+        self.trace: RoundTrace | None = None
         self.round: tuple[int, int, float] | None = None  # an entry of `RequestMetrics.rounds`
         self.text = ""
         self.stop: Stop | None = None
@@ -165,7 +165,7 @@ class Change:
         """Milliseconds from the first token to `now`."""
         return (now - self._first_token_at) * 1e3
 
-    def enter(self) -> None:
+    def apply(self) -> None:
         """Write the changes into the session. It may be repeated: each line sets a final value."""
         session = self.session
         if self.tokens:
@@ -186,7 +186,7 @@ class Change:
                 text=self.text,
                 finish_reason=reason,
                 logprobs=scores,
-                rounds=self.rounds,
+                rounds=() if self.trace is None else (self.trace,),
             )
             session.events[self._announced :] = [event]
         if self.stop is not None:

@@ -126,15 +126,15 @@ def test_a_step_that_has_happened_is_not_made_again(kind: type[BaseException], m
     sessions = [engine.add(PROMPT, params, EmptyDraft())[0] for _ in range(2)]
     for _ in range(2):
         engine.step()
-    entered: Callable[[Change], None] = Change.enter
+    applied: Callable[[Change], None] = Change.apply
     fails = [kind()]
 
-    def enter(change: Change) -> None:
-        entered(change)
+    def apply(change: Change) -> None:
+        applied(change)
         if fails:
             raise fails.pop()
 
-    monkeypatch.setattr(Change, "enter", enter)
+    monkeypatch.setattr(Change, "apply", apply)
     for session in sessions:
         try:
             engine.run_until(lambda session=session: session.has_ended, [session])  # type: ignore[misc]
