@@ -386,7 +386,7 @@ class Model:
     def drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
         """The proposer of a method, by default the model's, and the budget for `Engine.add`: that of the call, of
         `load` for the model's own method, or of the method's text."""
-        wanted = self.method if method is None else self.drafters.named(method)
+        wanted = self.method if method is None else method
         chosen = budget_with(method, budget, self.method)
         proposer = self.proposer(wanted)
         if chosen is None and proposer is self._default:  # however it is spelled

@@ -142,7 +142,7 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     Args:
         budget: drafted nodes of a method that does not name its own; None for the method's default.
     """
-    spec = model.drafters.settled(method)
+    spec = model.drafters.with_draft(method)
     context = model.drafters.context_for(spec.drafter)
     proposer = build_proposer(spec, context)
     found, options = dict(context.resolved), spec.options.model_dump()

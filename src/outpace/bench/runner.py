@@ -91,7 +91,7 @@ class BenchRun:
                 f"batch_size={plan.batch_size}, with {wanted} requests in flight: the model decodes {slots} at a time; "
                 f"load it with max_num_seqs={wanted}"
             )
-        self.model, self.plan = model, replace(plan, methods=as_settled(model, plan.methods))
+        self.model, self.plan = model, replace(plan, methods=completed_methods(model, plan.methods))
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
         self._proposers: list[Proposer] = []
@@ -316,9 +316,9 @@ def split_methods(text: str, has_stock: bool = False, of_server: bool = False) -
     return tuple(methods)
 
 
-def as_settled(model: Model, methods: Sequence[str]) -> tuple[str, ...]:
-    """Methods with their open choices settled by the available drafters, as records and tables name them; each once."""
-    named = (method if method == TRANSFORMERS else name_of(model.drafters.named(method)) for method in methods)
+def completed_methods(model: Model, methods: Sequence[str]) -> tuple[str, ...]:
+    """Methods with the drafts that they leave to the drafters at hand, as records and tables name them; each once."""
+    named = (method if method == TRANSFORMERS else name_of(model.drafters.completed(method)) for method in methods)
     return tuple(dict.fromkeys(named))
 
 

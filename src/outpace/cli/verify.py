@@ -54,7 +54,7 @@ def verify(
 ) -> None:
     """Certify that methods change no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
     from outpace.bench.certificate import certify, count_kinds
-    from outpace.bench.runner import as_settled, split_methods
+    from outpace.bench.runner import completed_methods, split_methods
     from outpace.data.workload import read_workloads
 
     batch_sizes = tuple(batch_size or [1])
@@ -67,7 +67,7 @@ def verify(
     wanted = [replace(params, temperature=value) for value in temperature or [0.0, 1.0]]
     if methods and loading.speculative_config is None:
         loaded = load_for(loading, methods, max(batch_sizes))
-        methods = as_settled(loaded, methods)
+        methods = completed_methods(loaded, methods)
     else:  # the model's default, or the config's
         loaded = load_default(loading, method, max(batch_sizes))
         methods = (loaded.method_name,)

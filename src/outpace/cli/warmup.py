@@ -50,7 +50,7 @@ def warmup(
     loaded = load(loading, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
-    has_drafter = loaded.drafters.settled(method).drafter is not None  # gates are calibrated only for a drafter
+    has_drafter = loaded.drafters.with_draft(method).drafter is not None  # gates are calibrated only for a drafter
     with gates_open(proposer) as recorder:
         if matrix is None and (recorder is None or not has_drafter):
             raise InvalidRequest(
@@ -94,5 +94,5 @@ def _calibration(
             f"{len(recorder.rounds)}, and drafts of 4 levels or more"
         )
         return None
-    drafter = loaded.drafters.fingerprint(loaded.drafters.settled(method).drafter)
+    drafter = loaded.drafters.fingerprint(loaded.drafters.with_draft(method).drafter)
     return Calibration(gates, drafter, budget, temperature)

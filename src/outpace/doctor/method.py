@@ -192,7 +192,7 @@ class DrafterFacts:
 
 def drafter_of(model: Model, method: str) -> DrafterFacts | None:
     """Facts about a method's drafter; None for a method without one."""
-    spec, drafters = model.drafters.settled(method), model.drafters
+    spec, drafters = model.drafters.with_draft(method), model.drafters
     kind = spec.drafter
     if kind is None:
         return None

@@ -187,7 +187,7 @@ class MethodSpec:
 
     @property
     def is_open(self) -> bool:
-        """Whether the drafters at hand decide what drafts; `methods.defaults.settled` does it."""
+        """Whether the drafters at hand decide what drafts; see `methods.defaults.with_draft`."""
         return self.drafter == ANY
 
     @property

@@ -27,8 +27,8 @@ def default_method(named: str | None, found: Shipment, has_kernels: bool = False
     return next((kind.default_method for kind in nets), WITHOUT_DRAFTER)
 
 
-def settled(spec: MethodSpec, named: str | None, found: Shipment, has_kernels: bool = False) -> MethodSpec:
-    """A method with what it leaves to the drafters at hand: the union drafts with what the default method drafts with.
+def with_draft(spec: MethodSpec, named: str | None, found: Shipment, has_kernels: bool = False) -> MethodSpec:
+    """A method with its draft, which the union leaves to the drafters at hand: it is the default method's.
 
     Args:
         spec: with its options.

@@ -175,12 +175,12 @@ def choose(
                 proposers = ProposerStore(DrafterStore(name, target, codec, profile.drafter))
                 proposers.get(parse_method(profile.method))
                 origin = f"from the profile of {profile.made}, {file}"
-                return Choice(proposers.drafters.named(profile.method), proposers, profile.drafter, origin)
+                return Choice(proposers.drafters.completed(profile.method), proposers, profile.drafter, origin)
             except OutpaceError as error:  # a drafter or a file that is gone
                 _ignored(file, str(error))
     drafters = DrafterStore(name, target, codec, drafter)
     if method is not None:
-        return Choice(drafters.named(method), ProposerStore(drafters), drafter, "named")
+        return Choice(drafters.completed(method), ProposerStore(drafters), drafter, "named")
     chosen = drafters.default_method()
     return Choice(chosen, ProposerStore(drafters), drafter, _origin(parse_method(chosen), drafters))
 

@@ -24,7 +24,7 @@ from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest, NoDrafter
 from outpace.methods.catalog import MethodLike, MethodSpec, build_proposer, parse_method
-from outpace.methods.defaults import default_method, settled
+from outpace.methods.defaults import default_method, with_draft
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_draft_model, warn_if_shorter
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
@@ -90,17 +90,17 @@ class DrafterStore:
         """The method to take where none is named."""
         return default_method(self.named_kind, self.shipment, self.has_kernels)
 
-    def settled(self, method: str | MethodSpec) -> MethodSpec:
-        """A method with what it leaves to the drafters at hand."""
+    def with_draft(self, method: str | MethodSpec) -> MethodSpec:
+        """A method with its draft, where it leaves that to the drafters at hand."""
         spec = parse_method(method) if isinstance(method, str) else method
-        return settled(spec, self.named_kind, self.shipment, self.has_kernels)
+        return with_draft(spec, self.named_kind, self.shipment, self.has_kernels)
 
-    def named(self, method: MethodLike) -> MethodLike:
-        """A method as it was named; one that leaves something to the drafters at hand, as it is settled."""
+    def completed(self, method: MethodLike) -> MethodLike:
+        """A method as it was given, unless it leaves its draft to the drafters at hand: then with that draft."""
         if not isinstance(method, str | MethodSpec):
             return method
         spec = parse_method(method) if isinstance(method, str) else method
-        if (found := self.settled(spec)) is spec:
+        if (found := self.with_draft(spec)) is spec:
             return method
         return str(found) if isinstance(method, str) else found
 
@@ -208,7 +208,7 @@ def _vocabulary_of(place: Place | None) -> Path | None:
 
 
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
-    """The proposer of a settled method with the drafter of its kind."""
+    """The proposer of a method that leaves nothing open, with the drafter of its kind."""
     drafters.check_kind(spec)
     return build_proposer(spec, drafters.context_for(spec.drafter))
 
@@ -232,7 +232,7 @@ class ProposerStore:
 
     def get(self, spec: MethodSpec) -> Proposer:
         """The proposer of a method, built if there is none."""
-        spec = self.drafters.settled(spec)
+        spec = self.drafters.with_draft(spec)
         with self._building:  # by one thread, or a draft model would be read twice
             proposer = self._alive.get(spec, self._recent.get(spec))
             if proposer is None:

@@ -116,7 +116,7 @@ def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Propos
         given |= {"shape": "beam", "breadth": BREADTH, "calibration": "off"}  # the union's prices weigh keyed scores
         if options.is_priced:  # few nodes pay; a tree of a given size is filled better by deep drafts
             given.setdefault("depth", 3)
-    assert options.draft is not None, "settled before"
+    assert options.draft is not None, "chosen by `with_draft`"
     draft = DRAFTS[options.draft]
     drafting = draft.options.model_validate(given)
     context.resolved["draft_options"] = drafting.model_dump()

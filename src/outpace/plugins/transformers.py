@@ -43,7 +43,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.places import places_of
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodSpec, budget_with, build_proposer, parse_method
-from outpace.methods.defaults import settled
+from outpace.methods.defaults import with_draft
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
 from outpace.models.loading.shipped import Shipment
@@ -80,7 +80,7 @@ def custom_generate(
         UnsupportedModel: from `generate`: a model that cannot be decoded losslessly.
     """
     spec = method if isinstance(method, MethodSpec) else parse_method(method)
-    spec = settled(spec, None if drafter is None else LANGUAGE_MODEL, Shipment())
+    spec = with_draft(spec, None if drafter is None else LANGUAGE_MODEL, Shipment())
     if spec.drafter is not None and not spec.uses_draft_model:
         what = said_of(spec.drafter)
         raise InvalidRequest(f"method={shown(method)}: needs {what}, which only outpace.load reads; choose another")

@@ -28,7 +28,7 @@ def drafting(model: Model, name: str | None, budget: int | None) -> tuple[str, P
     request; and the budget, as of `Model.drafting`. Only the model's default method may name files of the server."""
     default: MethodLike = model.method
     if name is not None and name != model.method_name:
-        spec = model.drafters.settled(name)
+        spec = model.drafters.with_draft(name)
         if spec != (parse_method(default) if isinstance(default, str) else default):
             _check_files(name, spec)
             return str(spec), *model.drafting(spec, budget)

@@ -10,7 +10,7 @@ from outpace.drafters.load import kind_at
 from outpace.drafters.options import first_complaint
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodSpec, parse_method
-from outpace.methods.defaults import settled
+from outpace.methods.defaults import with_draft
 from outpace.models.loading.shipped import Shipment, find_drafter
 
 KEY = "outpace"
@@ -65,7 +65,7 @@ def linear_method(text: str, drafter: str | None) -> MethodSpec:
     """A method that has a linear form, with what it leaves to the drafter that was named, if any."""
     spec = parse_method(text)
     if spec.is_open:
-        spec = settled(spec, None if drafter is None else kind_at(find_drafter(drafter)), Shipment())
+        spec = with_draft(spec, None if drafter is None else kind_at(find_drafter(drafter)), Shipment())
     reason = REFUSED.get(spec.name) or (_ELSEWHERE if spec.uses_draft_model else None)
     if reason is not None:
         raise InvalidRequest(f"method={text!r} cannot draft inside vLLM: {reason}")

@@ -13,7 +13,7 @@ from outpace.lib.checkpoint import read_object
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.int8 import is_quantized
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, budget_with, parse_method
-from outpace.methods.defaults import settled
+from outpace.methods.defaults import with_draft
 from outpace.models.export import export, export_draft, export_drafter
 from outpace.models.loading.config import is_bare, read_config
 from outpace.models.loading.registry import Location, pulled, resolve
@@ -47,7 +47,7 @@ def speculation(
     shipment = shipped_for(model)
     spec = parse_method(method or _method_for(shipment, named))
     if spec.is_open:
-        spec = settled(spec, None if named is None else kind_at(named), shipment)
+        spec = with_draft(spec, None if named is None else kind_at(named), shipment)
     tokens = spec.budget if budget_with(spec, budget) is None else budget
     check_drafts(tokens or 0, "budget")
     found = _drafter_for(spec, shipment, named)

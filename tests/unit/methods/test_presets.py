@@ -21,7 +21,7 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.defaults import settled
+from outpace.methods.defaults import with_draft
 from outpace.models.loading.shipped import Shipment
 from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
@@ -312,4 +312,4 @@ def test_dart_takes_an_ngram_table(shape: str, target: Path, drafters: dict[str,
 
 def test_no_draft_is_left_to_the_drafters_at_hand() -> None:
     """Guards against a TypeError for an option that is None, as others may be."""
-    assert str(settled(outpace.method("outpace", draft=None), None, Shipment())) == "outpace:draft=none"
+    assert str(with_draft(outpace.method("outpace", draft=None), None, Shipment())) == "outpace:draft=none"

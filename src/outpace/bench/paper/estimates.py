@@ -11,7 +11,7 @@ from outpace.bench.records import RECORDS, object_of, text_of
 def paces_of(folder: Path, names: Mapping[str, str]) -> dict[str, float]:
     """Milliseconds per token of an answer's maximal length, the prompt's included, from records: by "JOB METHOD", and
     by method for other jobs. `names`: of methods as in records, by the same."""
-    asked = {settled: name.partition(" ")[2] for name, settled in names.items()}
+    asked = {completed: name.partition(" ")[2] for name, completed in names.items()}
     ms, tokens = defaultdict[str, float](float), defaultdict[str, float](float)
     for file in folder.glob(f"records/*/*/{RECORDS}"):
         for record in (object_of(file, line) for line in text_of(file).split("\n")[:-1]):

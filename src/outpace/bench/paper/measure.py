@@ -26,7 +26,7 @@ from outpace.bench.paper.peaks import measure_peak, read_peaks
 from outpace.bench.paper.prompts import PromptSets
 from outpace.bench.paper.training import read_losses, run_outpace, train_missing, trained
 from outpace.bench.records import RECORDS, SETTINGS, RunFolder, object_of, text_of
-from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, as_settled
+from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, completed_methods
 from outpace.core.params import SamplingParams
 from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem, fingerprint
@@ -324,8 +324,8 @@ class Suite:
     ) -> None:
         """Measure methods of a job. `methods`: by the exhibits' names, the form that this model takes."""
         run, items = job.run, self.prompts.of(job.of, job.run)
-        ready = {asked: as_settled(model, [method])[0] for asked, method in methods.items()}
-        self.names |= {f"{job.key} {asked}": settled for asked, settled in ready.items()}
+        ready = {asked: completed_methods(model, [method])[0] for asked, method in methods.items()}
+        self.names |= {f"{job.key} {asked}": completed for asked, completed in ready.items()}
         self._write_manifest()  # now, for a report of a run that is killed within this set
         prompts = len(items) - run.warm
         done = {one for records in _folders(self.folder, job.key) for one in _methods(records, prompts)}
@@ -412,9 +412,9 @@ def read_cells(folder: Path, job: SetRun, names: Mapping[str, str]) -> dict[str,
         for record in records:
             by_method.setdefault(record["method"], []).append(record)
         plain = by_method.get(PLAIN, [])  # none where the first prompt was interrupted
-        for settled, own in by_method.items():
+        for completed, own in by_method.items():
             if len(own) == len(plain):  # else stopped within a prompt
-                for method in {*asked.get(settled, ()), *([PLAIN] if settled == PLAIN else [])}:
+                for method in {*asked.get(completed, ()), *([PLAIN] if completed == PLAIN else [])}:
                     if method not in found or len(own) > found[method].of:  # else of a run that was stopped
                         found[method] = measured(own, plain, first)
     return found

@@ -178,7 +178,7 @@ class UnionProposer(Nested):
         self._drafting_ms = (perf_counter() - before) * 1e3
         drafted = self._grow([states[index] for index in rest], [requests[index] for index in rest], drafts)
         grown |= zip(rest, drafted, strict=True)
-        self._settle(requests, grown, rest, started)
+        self._cut_by_prices(requests, grown, rest, started)
         return grown
 
     def _without_draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
@@ -206,7 +206,7 @@ class UnionProposer(Nested):
                     found[index] = one
         return found
 
-    def _settle(
+    def _cut_by_prices(
         self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], started: float
     ) -> None:
         """Cut the trees that follow prices where further nodes gain less than their time, and learn from the round."""
