@@ -180,9 +180,9 @@ def refuse_key(context: typer.Context, other: str) -> None:
 def check_together(field: str, size: int, prompts: int) -> None:
     """Refuse to decode more prompts together than there are: results would name a batch that never was."""
     if size > prompts:
+        count = "1 prompt" if prompts == 1 else f"{prompts} prompts"
         raise InvalidRequest(
-            f"{field}={size}: the workload has {prompts} prompts, which are too few to decode {size} together; give "
-            "more, or a smaller number"
+            f"{field}={size}: the workload has {count} to decode together; give more, or a smaller number"
         )
 
 
