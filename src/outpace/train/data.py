@@ -170,7 +170,7 @@ class TrainingData(Dataset[tuple[TrainingSample, int, Tensor | None]]):
 
     Attributes:
         held_out: indices of the sequences to measure on; the others are trained on.
-        stored: reads captured features [T, taps * H] by a sequence's key; None to compute them during training.
+        stored: reads captured features by a sequence's key (`stored_features`); None to compute them during training.
     """
 
     samples: SampleSet

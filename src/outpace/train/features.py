@@ -195,8 +195,8 @@ def stored_features(
     max_length: int,
     answers: Mapping[str, Any],
 ) -> Callable[[str], Tensor]:
-    """A function that reads captured features by the keys of sequences, which may be of more tokens. `answers`: the
-    settings of the answers."""
+    """A function that reads captured features by the keys of sequences. There are more rows than a sequence has tokens
+    where it was captured with a larger data.max_length: callers cut them. `answers`: the settings of the answers."""
     store = FeatureStore.existing(folder)
     there = list(store.about["taps"])
     if absent := set(taps).difference(there):
