@@ -3,6 +3,7 @@ measured, or a GPU that `scripts/gpu_check.sh` measured."""
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,14 +96,16 @@ class RecordFolder:
         return texts
 
     def command(self, paper: str, names: Sequence[str]) -> str:
-        """What measures these exhibits again, all if none is named; of files and folders it has the last part."""
+        """What measures these exhibits again, all if none is named."""
         drafters, data = self.manifest.get("drafters", {}), self.manifest["data"]
         trained = [name for name in drafters if Path(drafters[name]).parts[-3:] == ("drafters", name, "drafter")]
-        given = {name: Path(path).name for name, path in drafters.items() if name not in trained}
-        words = ["outpace bench paper", paper, *(f"--{name}" for name in names), *["--quick"] * self.is_quick]
-        words += [f"--target {self.target}", *([] if data == "builtin" else [f"--data {Path(data).name}"])]
-        words += [f"--drafter {name}={file}" if name else f"--drafter {file}" for name, file in given.items()]
-        return " ".join([*words, *(["--train FILE"] if trained else [])])
+        given = {name: _published(path) for name, path in drafters.items() if name not in trained}
+        words = ["outpace", "bench", "paper", paper, *(word for name in names for word in f"--{name}".split(" ", 1))]
+        words += [*["--quick"] * self.is_quick, "--target", _published(self.manifest["target"])]
+        words += [] if data == "builtin" else ["--data", _published(data)]
+        for name, file in given.items():
+            words += ["--drafter", f"{name}={file}" if name else file]
+        return shlex.join([*words, *(["--train", "FILE"] if trained else [])])
 
     @cached_property
     def models(self) -> list[list[dict[str, Any]]]:
@@ -165,6 +168,12 @@ class RecordFolder:
         own = found.partition(":")[0] == row.method.partition(":")[0]
         text = "" if own else f"{INSTEAD}{_UNFILLED.sub('', row.method)}, for which this target has no drafter"
         return found.replace(f"{self.folder}/", "") + text
+
+
+def _published(path: str) -> str:
+    """A path without somebody's folders: the last part of one from the root or from home. Others, such as names of the
+    hub and of what ships, are whole."""
+    return Path(path).name if Path(path).is_absolute() or path.startswith("~") else path
 
 
 def _made(settings: Mapping[str, Any], names_machine: bool) -> str:

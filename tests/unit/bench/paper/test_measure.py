@@ -125,13 +125,17 @@ def test_a_verdict_about_speed_has_what_rounds_cost(suite: Callable[[], Suite]) 
 
 def test_a_command_names_what_a_run_was_given(tmp_path: Path) -> None:
     """Guards against a command that measures other rows: without the draft model, or with drafters that were trained on
-    the way as if they had been given, and with somebody's folders."""
+    the way as if they had been given; with somebody's folders, half a name of the hub, or one that a shell splits."""
     drafters = {"": "/models/draft.gguf", "dart": "/models/dart", "tf": str(tmp_path / "drafters" / "tf" / "drafter")}
     made = {"target": "/models/target.gguf", "quick": True, "data": "builtin", "drafters": drafters}
     wanted = (
         "outpace bench paper domino --quick --target target.gguf --drafter draft.gguf --drafter dart=dart --train FILE"
     )
     assert RecordFolder(tmp_path, made).command("domino", []) == wanted
+    made = {"target": "Qwen/Qwen3-8B", "quick": False, "data": "/my prompts", "drafters": {"": "smollm2-135m/domino"}}
+    wanted = "outpace bench paper domino --section 4.3 --target Qwen/Qwen3-8B --data 'my prompts'"
+    wanted += " --drafter smollm2-135m/domino"
+    assert RecordFolder(tmp_path, made).command("domino", ["section 4.3"]) == wanted
 
 
 @pytest.mark.parametrize(("data", "is_said"), [("builtin", True), ("prompts", False)])
