@@ -15,6 +15,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from outpace.core.protocols import SamplingContext
+
 _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
 _TOKEN_STEP = 0x9E3779B9 - 2**32
 _WORD = 2**32 - 1
@@ -35,6 +37,11 @@ def noise_key(seed: int, sample_index: int, position: int, purpose: Purpose = Pu
     packed = struct.pack("<QIIB", seed, sample_index, position, purpose)
     first, second = struct.unpack("<ii", hashlib.blake2b(packed, digest_size=8).digest())
     return first, second
+
+
+def draw_key(context: SamplingContext, depth: int, purpose: Purpose = Purpose.TARGET) -> tuple[int, int]:
+    """The key of a request's decision after a node at a depth of its tree."""
+    return noise_key(context.seed, context.sample_index, context.first_position + depth, purpose)
 
 
 def _mix(bits: Tensor) -> Tensor:

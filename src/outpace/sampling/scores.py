@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.core.protocols import SamplingContext
 from outpace.lib.places import places_of
-from outpace.sampling.noise import Purpose, gumbel, noise_key
+from outpace.sampling.noise import Purpose, draw_key, gumbel
 from outpace.sampling.warp import distribution_of, history_of, process
 
 
@@ -131,10 +131,7 @@ def awaited_draws(
     first: dict[tuple[int, int], int] = {}
     for row, draw in enumerate(awaited):
         first.setdefault(draw, row)
-    keys = [
-        noise_key(contexts[row].seed, contexts[row].sample_index, contexts[row].first_position + depths[row], purpose)
-        for row in first.values()
-    ]
+    keys = [draw_key(contexts[row], depths[row], purpose) for row in first.values()]
     place = {draw: number for number, draw in enumerate(first)}
     return list(first.values()), keys, [place[draw] for draw in awaited]
 

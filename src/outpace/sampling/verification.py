@@ -10,32 +10,23 @@ from outpace.core.protocols import NO_TOKEN, NodeOutputs, SamplingContext, Verdi
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.places import places_of
-from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
+from outpace.sampling.noise import Purpose, draw_key, gumbel, uniform
 from outpace.sampling.warp import history_of, warp
 
 
 def draw_keyed(
-    rows: Sequence[Tensor],
-    contexts: Sequence[SamplingContext],
-    positions: Sequence[int],
-    paths: Sequence[Sequence[int]] | None = None,
+    rows: Sequence[Tensor], contexts: Sequence[SamplingContext], paths: Sequence[Sequence[int]]
 ) -> list[int]:
-    """One token per row: argmax(log p + g) with the request's noise at that position.
+    """One token per row: argmax(log p + g) with the request's noise at the token's position.
 
     Args:
-        paths: per row the tokens between node 0 and that position; read for rows with `has_processors`, which need it.
+        paths: per row the tokens between node 0 and the token that is drawn.
     """
     drawn = [0] * len(rows)
     for params, members in places_of(context.params for context in contexts).items():
-        histories = None
-        if params.has_processors and paths is not None:
-            for row in members:
-                if len(paths[row]) != positions[row] - contexts[row].first_position:
-                    raise ValueError(f"a path of {len(paths[row])} tokens does not lead to position {positions[row]}")
-            histories = [history_of(contexts[row], paths[row]) for row in members]
+        histories = [history_of(contexts[row], paths[row]) for row in members] if params.has_processors else None
         log_probs = warp(torch.stack([rows[row] for row in members]), params, histories)
-        keys = [noise_key(contexts[row].seed, contexts[row].sample_index, positions[row]) for row in members]
-        tokens = _likeliest(log_probs, keys)
+        tokens = _likeliest(log_probs, [draw_key(contexts[row], len(paths[row])) for row in members])
         if params.has_processors:
             tokens = tokens.where(log_probs.amax(dim=-1) > -torch.inf, NO_TOKEN)
         for row, token in zip(members, tokens.tolist(), strict=True):
@@ -95,12 +86,12 @@ class BatchDraw:
         if context.constraint is None:
             assert token is not None
             return token
-        path = path_tokens(self._topologies[index], self._tokens[index], node)
+        path = self._path(index, node)
         generated = [*context.generated, *path]
         if token == NO_TOKEN or (token is not None and context.constraint.allows(generated, token)):
             return token
         row = masked(self._outputs[index].scores(node), context, path)
-        return NO_TOKEN if row is None else draw_keyed([row], [context], self._positions([query]), [path])[0]
+        return NO_TOKEN if row is None else draw_keyed([row], [context], [path])[0]
 
     def _freely_drawn(self, queries: list[tuple[int, int]]) -> list[int]:
         """Tokens as if there were no grammars."""
@@ -115,27 +106,16 @@ class BatchDraw:
         return self._contexts[index].params.is_tempered and draws_natively(self._outputs[index])
 
     def _drawn_fast(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        contexts = [self._contexts[index] for index, _ in visited]
-        keys = [
-            noise_key(context.seed, context.sample_index, position)
-            for context, position in zip(contexts, self._positions(visited), strict=True)
-        ]
+        keys = [draw_key(self._contexts[index], self._topologies[index].depths[node]) for index, node in visited]
         rows = [(self._outputs[index], node) for index, node in visited]
-        return draw_natively(rows, [context.params.temperature for context in contexts], keys)
-
-    def _positions(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        """Absolute positions of the tokens to draw."""
-        return [self._contexts[index].first_position + self._topologies[index].depths[node] for index, node in visited]
+        return draw_natively(rows, [self._contexts[index].params.temperature for index, _ in visited], keys)
 
     def _drawn(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        contexts, positions = [self._contexts[index] for index, _ in visited], self._positions(visited)
-        paths = [self._path(index, node) for index, node in visited]
-        return draw_keyed([self._outputs[index].scores(node) for index, node in visited], contexts, positions, paths)
+        rows = [self._outputs[index].scores(node) for index, node in visited]
+        contexts, paths = [self._contexts[index] for index, _ in visited], [self._path(*query) for query in visited]
+        return draw_keyed(rows, contexts, paths)
 
     def _path(self, index: int, node: int) -> list[int]:
-        """Tokens below node 0 down to a node; empty for requests whose options do not read them."""
-        if not self._contexts[index].params.has_processors:
-            return []
         return path_tokens(self._topologies[index], self._tokens[index], node)
 
 
@@ -177,17 +157,13 @@ class RejectionDraw:
         """A token drawn from `probs`; `NO_TOKEN` if all of them are 0."""
         if not probs.any():
             return NO_TOKEN
-        key = self._key(self._topology.depths[node], Purpose.RESIDUAL)
+        key = draw_key(self._context, self._topology.depths[node], Purpose.RESIDUAL)
         return int(_likeliest(probs.log()[None], [key]))
 
     def bernoulli(self, probability: float, node: int) -> bool:
         # Keyed by the node too: siblings share a position and need independent noise.
-        key = self._key(self._topology.depths[node] - 1, Purpose.ACCEPT)
+        key = draw_key(self._context, self._topology.depths[node] - 1, Purpose.ACCEPT)
         return float(uniform([key], torch.tensor([node]))[0, 0]) < probability
-
-    def _key(self, depth: int, purpose: Purpose) -> tuple[int, int]:
-        context = self._context
-        return noise_key(context.seed, context.sample_index, context.first_position + depth, purpose)
 
 
 Draw = Callable[[list[tuple[int, int]]], list[int]]

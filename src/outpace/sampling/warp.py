@@ -54,7 +54,7 @@ def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]
     if params.bad_words:
         raise ValueError(f"bad_words={params.bad_words!r}: must be resolved to bad_words_ids first")
     if len(histories) != len(logits):
-        raise ValueError(f"{len(histories)} histories for {len(logits)} rows")
+        raise ValueError(f"{len(histories)} histories for {len(logits)} rows: give one history per row")
     logits = logits.clone()
     if params.logit_bias:
         tokens, biases = zip(*params.logit_bias)
@@ -119,7 +119,7 @@ def warp(
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
         largest logit. A row with no token left is -inf throughout.
     """
-    return distribution_of(_processed(logits, params, histories), params, is_draft)
+    return distribution_of(process(logits, params, histories or ()), params, is_draft)
 
 
 def distribution_of(processed: Tensor, params: SamplingParams, is_draft: bool = False) -> Tensor:
@@ -129,12 +129,6 @@ def distribution_of(processed: Tensor, params: SamplingParams, is_draft: bool = 
     # Not only -inf: a penalty of 1e-40 overflows, and an infinite score is no distribution either.
     is_empty = ~torch.isfinite(processed.amax(dim=-1, keepdim=True))  # [R, 1]
     return _distribution(processed, params, is_draft).masked_fill(is_empty, -torch.inf)
-
-
-def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None) -> Tensor:
-    if params.has_processors and histories is None:
-        raise ValueError("these options depend on earlier ids: give one history per row")
-    return process(logits, params, histories or ())
 
 
 def _distribution(logits: Tensor, params: SamplingParams, is_draft: bool) -> Tensor:
@@ -165,7 +159,7 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int, history:
     The certificate uses it: a rounding error larger than this distance can change which tokens may be drawn.
     """
     distance = float("inf")
-    logits = _processed(logits[None], params, None if history is None else [history])[0]
+    logits = process(logits[None], params, () if history is None else [history])[0]
     if params.is_greedy:
         return distance
     log_probs = _tempered(logits[None], params)

@@ -42,10 +42,11 @@ MIXED = [
 def test_mixed_rows_draw_what_each_draws_alone() -> None:
     """Guards against rows of different parameters that are warped together or handed back in another order."""
     rows = list(random_logits(len(MIXED)))
-    contexts = [SamplingContext(params, seed, seed % 2, []) for seed, params in enumerate(MIXED)]
     positions = [9, 4, 4, 31, 9, 2]
-    together = draw_keyed(rows, contexts, positions)
-    alone = [draw_keyed([rows[i]], [contexts[i]], [positions[i]])[0] for i in range(len(rows))]
+    pairs = zip(MIXED, positions, strict=True)
+    contexts = [SamplingContext(params, seed, seed % 2, [0] * at) for seed, (params, at) in enumerate(pairs)]
+    together = draw_keyed(rows, contexts, [[]] * len(rows))
+    alone = [draw_keyed([rows[i]], [contexts[i]], [[]])[0] for i in range(len(rows))]
     keys = [noise_key(s.seed, s.sample_index, position) for s, position in zip(contexts, positions, strict=True)]
     scores = torch.cat([warp(row[None], params) for row, params in zip(rows, MIXED, strict=True)])
     by_definition = (scores + gumbel(keys, torch.arange(VOCAB))).argmax(dim=-1).tolist()
@@ -74,7 +75,7 @@ def test_noise_is_worked_out_only_for_what_may_be_drawn(
         row = random_logits(1, seed)
         noise = gumbel([noise_key(8, 0, 4)], torch.arange(VOCAB)) * bool(params.temperature)
         expected = (warp(row, params, [history_of(context)]) + noise).argmax(dim=-1).tolist()
-        assert draw_keyed(list(row), [context], [4], [[]]) == expected
+        assert draw_keyed(list(row), [context], [[]]) == expected
     assert max(widths) <= left + 1  # id 0, whether it may be drawn or not
 
 
@@ -218,16 +219,6 @@ def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
     assert distribution.tolist() == [0.0] * VOCAB
     assert rejecting.categorical(distribution, 1) == NO_TOKEN
     assert not rejecting.bernoulli(float(distribution[3]), 2)
-
-
-def test_a_path_that_does_not_lead_to_the_position_is_an_error() -> None:
-    """Guards against a draft source that draws with another node's history, or with none."""
-    context, rows = penalised(temperature=1.0), list(random_logits(1))
-    assert draw_keyed(rows, [context], [5], [[5]]) != []
-    with pytest.raises(ValueError, match="one history per row"):
-        draw_keyed(rows, [context], [5])
-    with pytest.raises(ValueError, match="path of 0 tokens does not lead to position 5"):
-        draw_keyed(rows, [context], [5], [[]])
 
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [9.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 5.0, 0.0, -torch.inf]])

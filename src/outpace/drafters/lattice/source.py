@@ -19,7 +19,7 @@ from outpace.kernels.build import loaded_kernels
 from outpace.kernels.dispatch import COMPILED, in_python
 from outpace.kernels.lattice import LatticeRows, Woven
 from outpace.kernels.topk import largest
-from outpace.sampling.noise import noise_key
+from outpace.sampling.noise import draw_key
 
 _ROWS_AT_ONCE = 4096  # embeddings that are projected at a time
 
@@ -88,8 +88,7 @@ class LatticeSource(BlockSource):
         for index, (state, limit) in enumerate(zip(states, limits, strict=True)):
             context, keys = state.asked.sampling, list[tuple[int, int]]()
             if limit and self._noise and not context.params.is_greedy:
-                first = context.first_position
-                keys = [noise_key(context.seed, context.sample_index, first + depth) for depth in range(self.depth)]
+                keys = [draw_key(context, depth) for depth in range(self.depth)]
             rows.append(
                 LatticeRows(
                     before[index].contiguous(),

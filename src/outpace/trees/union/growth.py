@@ -16,7 +16,7 @@ from outpace.core.timing import REBUILD
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import structs
 from outpace.kernels.build import address_of, call, kernels
-from outpace.sampling.noise import noise_key
+from outpace.sampling.noise import draw_key
 from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
 from outpace.trees.union import acceptance
 from outpace.trees.union.acceptance import SIZE, SOURCES, AcceptanceModel, Features
@@ -54,11 +54,6 @@ class GrowthRequest:
         params = self.sampling.params
         is_keyed = not (params.is_greedy or params.is_rejection)
         return max(1, min(self.max_depth, self.budget) + 1) if is_keyed else 0
-
-    def noise_key(self, depth: int) -> tuple[int, int]:
-        """Key of the target's draw below a node at a depth."""
-        context = self.sampling
-        return noise_key(context.seed, context.sample_index, context.first_position + depth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +232,7 @@ class _KernelTree:
             tree.draft_scores = self._input(draft.scores.contiguous().numpy(), np.float32)
             tree.draft_count = len(draft)
         if request.noise_depths:
-            keys = [request.noise_key(depth) for depth in range(request.noise_depths)]
+            keys = [draw_key(context, depth) for depth in range(request.noise_depths)]
             tree.noise = self._input(keys, np.int32)
         if request.prices is not None:
             least_gains = request.prices.times.least_ms * request.prices.rate

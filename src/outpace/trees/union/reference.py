@@ -11,7 +11,7 @@ import numpy as np
 
 from outpace.core.events import NodeOrigin
 from outpace.core.tree import DraftTree
-from outpace.sampling.noise import gumbel_of
+from outpace.sampling.noise import draw_key, gumbel_of
 from outpace.trees.retrieval.suffix import NO_MATCH, Match, TextMatch
 from outpace.trees.union import acceptance as features_of
 from outpace.trees.union.acceptance import (
@@ -105,7 +105,7 @@ def _candidates(
         if child in below:
             draft = features_of.drafted(below[child][1])  # this score contains the noise already
         elif request.noise_depths:
-            noise = features_of.noisy(gumbel_of(request.noise_key(depth), child))
+            noise = features_of.noisy(gumbel_of(draw_key(request.sampling, depth), child))
         pair = features_of.paired(pairs.index(child)) if child in pairs else OUTRANKED if pairs else UNPAIRED
         rank = features_of.ranked(row.index(child)) if child in row else UNRANKED
         found[child] = draft, pair, rank, matches.get(child, UNMATCHED), noise

@@ -59,7 +59,7 @@ def agreed(logits: Tensor, noise: bool) -> int:
     """How often the drafter's best token is the target's draw, over positions with logits [P, 2, V] of both."""
     depths, contexts = list(range(len(logits))), [SamplingContext(SAMPLED, 5, 0, [0])] * len(logits)
     drafted = keyed_scores(logits[:, 1], contexts, depths, noise).argmax(dim=-1).tolist()
-    drawn = draw_keyed(list(logits[:, 0]), contexts, [1 + depth for depth in depths])
+    drawn = draw_keyed(list(logits[:, 0]), contexts, [range(depth) for depth in depths])
     return sum(draft == token for draft, token in zip(drafted, drawn, strict=True))
 
 
