@@ -15,11 +15,11 @@ from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.lib import plugins
 from outpace.lib.errors import InvalidRequest, MethodError
+from outpace.lib.strict import StrictSettings
 from outpace.methods import GrowingShape, Level, Shape
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
 from outpace.trees.proposer import GrowingProposer
-from outpace.trees.shapes.base import ShapeConfig
 from outpace.trees.shapes.table import shapes
 from tests.unit.models.tiny import save_tiny_model
 
@@ -86,7 +86,7 @@ def test_a_shape_that_lacks_a_part_is_refused_by_name() -> None:
     made: Any = Widthless()
     shape = Shape(lambda *settings: made, "a shape without a width")
     with pytest.raises(MethodError, match=r"^shape Widthless: has no width; derive the class from .*GrowingShape"):
-        shape.growing(ShapeConfig())
+        shape.growing(StrictSettings())
     with pytest.raises(MethodError, match=r"^shape Widthless: has no plan; a growing one needs settings: Shape\("):
         shape.static()
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from outpace.cli.from_settings import SettingsOptions, completion, option, options
 from outpace.core.settings import LoadSettings, settings_of
-from outpace.lib.checks import shown
+from outpace.lib.checks import counted, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.quick import read_ahead, without_collection
 from outpace.lib.stages import loading as showing_stages
@@ -180,7 +180,7 @@ def refuse_key(context: typer.Context, other: str) -> None:
 def check_together(field: str, size: int, prompts: int) -> None:
     """Refuse to decode more prompts together than there are: results would name a batch that never was."""
     if size > prompts:
-        count = "1 prompt" if prompts == 1 else f"{prompts} prompts"
+        count = counted(prompts, "prompt")
         raise InvalidRequest(
             f"{field}={size}: the workload has {count} to decode together; give more, or a smaller number"
         )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from outpace.budget.costs import Prices
-from outpace.core.memory import SlotMemory
 from outpace.core.params import Constraint, SamplingParams
 from outpace.core.tree import DraftTree
 
@@ -99,6 +98,20 @@ class PromptChunk:
     top_ids: Tensor | None = None
     features: Tensor | None = None
     before: int = NO_TOKEN
+
+
+class SlotMemory(Protocol):
+    """What slots hold, in rows: the keys and values of a token."""
+
+    @property
+    def budget(self) -> int | None:
+        """Rows that all slots together may hold; None without a limit."""
+
+    def held(self, slot: int) -> int:
+        """Rows of a slot that take memory."""
+
+    def trim(self, slot: int) -> None:
+        """Give back the memory of a slot's rows after the committed ones."""
 
 
 class Target(Protocol):

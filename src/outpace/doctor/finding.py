@@ -26,8 +26,3 @@ class Finding:
 def finding(name: str, measured: str, remedy: str = "", **figures: Any) -> Finding:
     """A finding that is fine unless there is a remedy for it."""
     return Finding(name, measured, "look here" if remedy else "fine", remedy, figures)
-
-
-def counted(number: int, word: str) -> str:
-    """A number with its noun, such as "1 thread" and "2 threads"."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

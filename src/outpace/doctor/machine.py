@@ -12,10 +12,11 @@ import psutil
 import torch
 
 from outpace.bench.environment import cpu_name
-from outpace.doctor.finding import Finding, counted, finding
+from outpace.doctor.finding import Finding, finding
 from outpace.kernels import build as compiled
 from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets
 from outpace.kernels.linear import KernelLinear, Kind
+from outpace.lib.checks import counted
 from outpace.lib.threads import COUNTS, VARIABLES, Processors, processors
 
 READ_BYTES = 2**28

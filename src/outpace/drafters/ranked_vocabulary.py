@@ -57,7 +57,7 @@ def save_vocabulary(file: str | Path, ids: Tensor, vocab_size: int) -> None:
 
 def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
     """Read ids [K], ascending."""
-    ids = load_table(file, KIND, vocab_size)["ids"]
+    ids = load_table(file, KIND, vocab_size)[0]["ids"]
     is_list = ids.dtype == torch.int64 and ids.dim() == 1 and len(ids) > 0
     if not is_list or not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
         raise ModelError(f"vocabulary={file}: must hold ascending int64 ids from 0 to {vocab_size - 1}, each once")

@@ -233,10 +233,6 @@ class Admission:
             session.state = proposer.fork(found.state if found.proposer is proposer else None, slot, length)
             self._roster.use(found)
         session.prefilled = session.metrics.reused_tokens = length
-        self._place(session, slot)
-
-    def _place(self, session: Session, slot: int) -> None:
-        """Give a session a prepared slot."""
         memory = self._target.memory
         if memory.held(slot) > self._most(session):  # rows of an earlier request, out of reach of this one
             memory.trim(slot)

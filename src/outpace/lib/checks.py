@@ -40,6 +40,11 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) and value.isprintable() and len(value) < LONG else shown(value)
 
 
+def counted(number: int, word: str) -> str:
+    """A number with its noun, such as "1 thread" and "2 threads"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def check_same(
     made: Mapping[str, Any], wanted: Mapping[str, Any], said: str, remedy: str = "choose a new folder"
 ) -> None:

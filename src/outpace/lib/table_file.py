@@ -67,17 +67,12 @@ def save_table(
     save_tensors(new_file(file), tensors, said)
 
 
-def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, Tensor]:
-    """The tensors that `save_table` wrote, by name; the caller checks their contents.
+def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that `save_table` wrote, by name, whose contents the caller checks, and the file's metadata.
 
     Raises:
         ModelError: no such file, another kind of file, or one for another vocabulary than the target's.
     """
-    return load_described(file, kind, vocab_size)[0]
-
-
-def load_described(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors as `load_table` returns them, and the file's metadata."""
     path, remedy = path_of(file), f"make one with `outpace {kind.command}`"
     named = f"{kind.option}={path}"
     with opened(path, remedy, named) as content:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from outpace.bench.paper.metrics import METRICS
+from outpace.lib.checks import counted
 from outpace.lib.errors import InvalidRequest
 
 PAPERS = {
@@ -91,8 +92,8 @@ class ExhibitRun(_Strict):
     def described(self) -> str:
         """How it was measured, in words."""
         each = " each" if len(self.sets) > 1 else ""
-        texts = [f"{_counted(self.prompts, 'prompt')}{each} of {', '.join(self.sets)}"]
-        texts += [f"after {_counted(self.warm, 'warm-up prompt')}{each}"] if self.warm else []
+        texts = [f"{counted(self.prompts, 'prompt')}{each} of {', '.join(self.sets)}"]
+        texts += [f"after {counted(self.warm, 'warm-up prompt')}{each}"] if self.warm else []
         texts += [f"{self.tokens} tokens at most"]
         texts += [f"cut to {self.characters} characters"] if self.characters else []
         texts += ["end-of-text ignored"] if self.ignore_eos else []
@@ -110,10 +111,6 @@ class ExhibitRun(_Strict):
     def decoded(self) -> int:
         """Maximal tokens of each recorded answer."""
         return self.first_of or self.tokens
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}" + ("s" if number != 1 else "")
 
 
 class Row(_Strict):

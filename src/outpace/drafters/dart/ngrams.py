@@ -119,7 +119,7 @@ def save_ngrams(file: str | Path, ngrams: NGrams) -> None:
 
 def load_ngrams(file: str | Path, vocab_size: int) -> NGrams:
     """Read a table."""
-    tensors = load_table(file, KIND, vocab_size)
+    tensors, _ = load_table(file, KIND, vocab_size)
     keys, counts = (tuple(tensors[f"{part}_{order}"] for order in ORDERS) for part in ("keys", "counts"))
     if vocab_size > MOST_IDS or not keys[0].numel():
         raise ModelError(f"ngrams={file}: must hold n-grams of a vocabulary of at most {MOST_IDS} ids")

@@ -98,7 +98,7 @@ def load_corpus(file: str | Path, vocab_size: int) -> SuffixAutomaton:
         ModelError: no such file, another kind of file, one for another vocabulary, ids outside it, or lengths that do
             not add up.
     """
-    tensors = load_table(file, KIND, vocab_size)
+    tensors, _ = load_table(file, KIND, vocab_size)
     ids, lengths = tensors["ids"], tensors["lengths"]
     are_lists = all(part.dtype == torch.int64 and part.dim() == 1 and len(part) for part in (ids, lengths))
     if not are_lists or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:

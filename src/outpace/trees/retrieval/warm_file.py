@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.core.drafting import Gates
 from outpace.core.protocols import NO_TOKEN
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.table_file import TableKind, load_described, load_table, save_table
+from outpace.lib.table_file import TableKind, load_table, save_table
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, MatrixRows, TransitionMatrix
 
 DEEPEST = 64
@@ -80,7 +80,7 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device, 
     """
     if file is None:
         return TransitionMatrix(vocab_size, device, context=context)
-    table = load_table(file, KIND, vocab_size)
+    table, _ = load_table(file, KIND, vocab_size)
     tokens, successors = table["tokens"], table["successors"]
     none = torch.empty(0, 2, dtype=torch.int32), torch.empty(0, SUCCESSORS, dtype=torch.int32)
     pairs, pair_successors = (table.get(name, empty) for name, empty in zip(PAIR_NAMES, none, strict=True))
@@ -123,7 +123,7 @@ def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
         ModelError: no such file, another kind of file, one for another vocabulary, or invalid gates.
         InvalidRequest: they were calibrated for another drafter, or the file does not say for which.
     """
-    table, about = load_described(file, KIND, vocab_size)
+    table, about = load_table(file, KIND, vocab_size)
     if not table.keys() & set(GATE_NAMES):
         return None
     depths, thresholds = (table.get(name, torch.empty(0)) for name in GATE_NAMES)

@@ -1,16 +1,10 @@
-"""What settings of shapes share: strictness, and how options write lists."""
+"""How options write the lists of shapes' settings."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BeforeValidator
-
-from outpace.lib.strict import StrictSettings
-
-
-class ShapeConfig(StrictSettings):
-    """Settings of a shape."""
 
 
 def _parts(value: object) -> object:

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.core.drafting import GrowingShape, Level
-from outpace.trees.shapes.base import Integers, ShapeConfig, check_ascending
+from outpace.lib.strict import StrictSettings
+from outpace.trees.shapes.base import Integers, check_ascending
 
 _BREADTH = "children per node"
 _BEAM = "nodes of a level that are expanded; by default as many as breadth"
@@ -17,7 +18,7 @@ LEVEL_POWER, LEVEL_DECAY = 0.7, 0.9
 """Of DART's search: scores of level l, from 0, weigh (l + 1)^-0.7 * 0.9^l."""
 
 
-class BeamConfig(ShapeConfig):
+class BeamConfig(StrictSettings):
     """Settings of the beam.
 
     EAGLE's code names a tree by (total, depth, top-k). Its total counts the pending token, so `budget` is one less; its
@@ -42,7 +43,7 @@ class SearchConfig(BeamConfig):
     beam: int | None = Field(default=20, ge=1, le=64, description=_BEAM)
 
 
-class BestFirstConfig(ShapeConfig):
+class BestFirstConfig(StrictSettings):
     """Settings of the best-first tree."""
 
     depth: int = Field(default=64, ge=1, le=64, description="drafted tokens on the longest path at most")

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from outpace.core.drafting import GrowingShape, Level
 from outpace.core.protocols import Observation
-from outpace.trees.shapes.base import ShapeConfig
+from outpace.lib.strict import StrictSettings
 
 Prune = Literal["leaves", "expansion"]
 PRUNE = "a pruned node is not verified (leaves), or verified and not expanded (expansion)"
 
 
-class FixedTreeConfig(ShapeConfig):
+class FixedTreeConfig(StrictSettings):
     """Settings of the fixed tree."""
 
     depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
@@ -74,7 +74,7 @@ CONFIDENCE_STEP = 0.025
 CONFIDENCE_GAP = 0.01
 
 
-class DynaTreeConfig(ShapeConfig):
+class DynaTreeConfig(StrictSettings):
     """Settings of DynaTree (sections 3.3 to 3.5, Algorithm 1; what the paper omits is from the authors' code).
 
     The paper's names: B_min, B_mid, B_max; tau_h and tau_l on c(u), the probability of the best child; D0 and D_max;

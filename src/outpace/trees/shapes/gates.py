@@ -12,7 +12,8 @@ from torch import Tensor
 
 from outpace.core.drafting import GrowingShape, Level
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.trees.shapes.base import Integers, Numbers, ShapeConfig, check_ascending, slashed
+from outpace.lib.strict import StrictSettings
+from outpace.trees.shapes.base import Integers, Numbers, check_ascending, slashed
 from outpace.trees.shapes.beam import Beam, BeamConfig
 
 KEPT_OF = 60
@@ -128,7 +129,7 @@ class Gated(Beam):
         return super().goes_on(state, depth, scores)
 
 
-class CutConfig(ShapeConfig):
+class CutConfig(StrictSettings):
     """Settings of the cut. The paper prunes by "draft logits" and gives no number: the default is ours."""
 
     min_prob: float = Field(

@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor
 
 from outpace.core.drafting import GrowingShape, Level
-from outpace.trees.shapes.base import ShapeConfig
+from outpace.lib.strict import StrictSettings
 
 ENTROPY_SCALE = 0.15
 """The authors' factor under the square root."""
 
 
-class SvipConfig(ShapeConfig):
+class SvipConfig(StrictSettings):
     """Settings of SVIP."""
 
     entropy_threshold: float = Field(
