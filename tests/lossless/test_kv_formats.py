@@ -6,15 +6,14 @@ import outpace
 from outpace.bench.certificate import certify, count_kinds
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
-from tests.unit.models.tiny import needs_kernels, save_tiny_model
+from tests.unit.models.tiny import needs_kernels
 
 pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module", params=["int8", "bfloat16"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
-    return outpace.load(str(folder), dtype="float32", device="cpu", kv_cache_dtype=request.param)
+def model(request: pytest.FixtureRequest, folder: str) -> outpace.Model:
+    return outpace.load(folder, dtype="float32", device="cpu", kv_cache_dtype=request.param)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -24,11 +24,6 @@ STAGES = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("tiny")))
-
-
 def load(folder: str, progress: bool | None = None, quantize: str = "auto") -> outpace.Model:
     return outpace.load(folder, "plain", device="cpu", max_num_seqs=1, progress=progress, quantize=quantize)
 

@@ -25,13 +25,8 @@ OTHER = "Eagle3Net-000000000000"
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def model(target: Path, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
-    return load(target, "plain", write_drafter("eagle3", tmp_path_factory.mktemp("eagle3")))
+def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+    return load(checkpoint, "plain", write_drafter("eagle3", tmp_path_factory.mktemp("eagle3")))
 
 
 @pytest.fixture
@@ -120,7 +115,7 @@ def test_files_of_others_are_refused(model: outpace.Model, tmp_path: Path) -> No
 
 
 def test_gates_hold_for_the_drafter_they_were_calibrated_for(
-    model: outpace.Model, target: Path, file: Path, drafter: str, tmp_path: Path
+    model: outpace.Model, checkpoint: Path, file: Path, drafter: str, tmp_path: Path
 ) -> None:
     """Guards against thresholds for another drafter's confidence taken in silence, or for nobody knows whose."""
     with safe_open(file, framework="pt") as opened:
@@ -130,7 +125,7 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     trained = load_file(weights)
     trained["fc.weight"] += 0.01
     save_file(trained, weights, {"format": "pt"})
-    another = load(target, "plain", tmp_path / "another")
+    another = load(checkpoint, "plain", tmp_path / "another")
     own = another.drafters.fingerprint("eagle3")
     assert own != drafter
     with pytest.raises(InvalidRequest, match=f"gates for drafter {drafter}, and this drafter is {own}; make a file"):
@@ -138,7 +133,7 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     assert settings(another, f"graft:warm={file},checkpoints=1/2,kept=8/24,thresholds=0/0").checkpoints == (1, 2)
     assert another.proposer(f"recycle:warm={file}").budget
     assert another.proposer(f"graft:shape=beam,reserved=0.5,warm={file}").budget
-    rounded = load(target, f"graft:warm={file}", model.drafter, dtype="bfloat16")
+    rounded = load(checkpoint, f"graft:warm={file}", model.drafter, dtype="bfloat16")
     assert settings(rounded, rounded.method_name).checkpoints == GATES.checkpoints
     save_file(load_file(file), tmp_path / "old", {"format": KIND.format, "vocab_size": "264"})
     with pytest.raises(InvalidRequest, match=r"does not say for which drafter its gates are, .* checkpoints= and thr"):
@@ -146,22 +141,22 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     assert model.proposer(f"recycle:warm={tmp_path / 'old'}").budget
 
 
-def test_a_draft_model_takes_gates_that_were_calibrated_for_it(target: Path, tmp_path: Path) -> None:
+def test_a_draft_model_takes_gates_that_were_calibrated_for_it(checkpoint: Path, tmp_path: Path) -> None:
     """Guards against gates of a language model that no file can hold."""
     other = save_tiny_model(tmp_path / "other")
     trained = load_file(other / "model.safetensors")
     trained["model.norm.weight"] *= 1.01
     save_file(trained, other / "model.safetensors", {"format": "pt"})
     prints = {}
-    for drafter in ("early-exit:1", "early-exit:2", str(target), str(other)):
-        model = load(target, "plain", drafter)
+    for drafter in ("early-exit:1", "early-exit:2", str(checkpoint), str(other)):
+        model = load(checkpoint, "plain", drafter)
         prints[drafter] = model.drafters.fingerprint("draft-lm")
         file = saved(tmp_path / str(len(prints)), GATES, prints[drafter])
         assert settings(model, f"linear:shape=gated,retrieve=matrix,warm={file}").checkpoints == GATES.checkpoints
     assert len(set(prints.values())) == 4
-    again = load(target, "plain", target)
+    again = load(checkpoint, "plain", checkpoint)
     own = again.drafters.fingerprint("draft-lm")
-    assert own == prints[str(target)]
+    assert own == prints[str(checkpoint)]
     with pytest.raises(InvalidRequest, match=f"and this drafter is {own}; make a file"):
         again.proposer(f"linear:shape=gated,warm={file}")
 

@@ -37,11 +37,6 @@ METHODS = ("linear:budget=5", "fixed:budget=14,depth=4,min_path_prob=0", "dynatr
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drafter of another family, with fewer layers and a padded embedding."""
     sizes = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 272}
@@ -54,8 +49,8 @@ def load(folder: Path, drafter: Path | str | None, **options: Any) -> Model:
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path, small: Path) -> Model:
-    return load(folder, small)
+def pair(checkpoint: Path, small: Path) -> Model:
+    return load(checkpoint, small)
 
 
 @pytest.fixture
@@ -80,9 +75,9 @@ def plain(model: Model, prompt: list[int], **options: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_target_as_its_own_drafter_is_always_right(method: str, temperature: float, folder: Path) -> None:
+def test_the_target_as_its_own_drafter_is_always_right(method: str, temperature: float, checkpoint: Path) -> None:
     """Guards against stale or shifted draft rows: positions, masks, catching up, and noise of the wrong position."""
-    model = load(folder, folder)
+    model = load(checkpoint, checkpoint)
     options: dict[str, Any] = {"max_new_tokens": 61, "temperature": temperature, "seed": 9}
     answer = model.generate(PROMPTS[0], method=method, **options)
     assert answer.token_ids == plain(model, PROMPTS[0], **options)
@@ -95,9 +90,9 @@ def test_the_target_as_its_own_drafter_is_always_right(method: str, temperature:
     assert metrics.accepted_per_depth[depth - 1] >= metrics.accepted_per_depth[0] - 1, "the last round may be cut"
 
 
-def test_without_noise_sampled_drafts_are_greedy(folder: Path) -> None:
+def test_without_noise_sampled_drafts_are_greedy(checkpoint: Path) -> None:
     """Guards against the option doing nothing: without noise even a perfect drafter misses sampled tokens."""
-    model = load(folder, folder)
+    model = load(checkpoint, checkpoint)
     options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 1.5, "seed": 9}
     keyed = model.generate(PROMPTS[0], method="linear:budget=5", **options)
     silent = model.generate(PROMPTS[0], method="linear:budget=5,noise=false", **options)
@@ -235,17 +230,17 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["early-exit:0", "early-exit:3", "early-exit:x"])
-def test_an_early_exit_that_does_not_exist_is_refused(name: str, folder: Path) -> None:
+def test_an_early_exit_that_does_not_exist_is_refused(name: str, checkpoint: Path) -> None:
     """Guards against an exit after the last layer, which would be the target at twice the price."""
     with pytest.raises(InvalidRequest, match=f"drafter='{name}'"):
-        load(folder, name)
+        load(checkpoint, name)
 
 
-def test_a_context_longer_than_the_drafters(folder: Path, tmp_path: Path) -> None:
+def test_a_context_longer_than_the_drafters(checkpoint: Path, tmp_path: Path) -> None:
     """Guards against positions the drafter never learned, and against a request that fails half-way through."""
     short = save_tiny_model(tmp_path, num_hidden_layers=1, max_position_embeddings=40)
     with pytest.warns(UserWarning, match=r"positions for 40 tokens.*drafts nothing"):
-        model = load(folder, short, max_model_len=100)
+        model = load(checkpoint, short, max_model_len=100)
     for method in METHODS:
         for prompt in (PROMPTS[1], random_ids(60, 4)):
             answer = model.generate(prompt, method=method, max_new_tokens=38)
@@ -253,11 +248,11 @@ def test_a_context_longer_than_the_drafters(folder: Path, tmp_path: Path) -> Non
             assert (answer.metrics.drafted > 0) == (len(prompt) < 40)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(folder, short, max_model_len=40)
+        load(checkpoint, short, max_model_len=40)
 
 
 def test_the_rows_of_a_draft_model_count_towards_the_memory(
-    folder: Path, small: Path, pair: Model, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, small: Path, pair: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a draft model whose keys and values take the memory of others, until the process is killed: they
     were in no budget; and against a budget that fits no request any more, or is less where memory is taken at once and
@@ -265,17 +260,17 @@ def test_the_rows_of_a_draft_model_count_towards_the_memory(
     own, draft = pair.target.row_bytes, pair.drafters.language_model().row_bytes
     for is_lazy, budget in ((True, 5000 * own // (own + draft)), (False, 5000)):
         monkeypatch.setattr("outpace.models.packed.is_lazy", lambda device, is_lazy=is_lazy: is_lazy)
-        loaded = load(folder, small, kv_cache_memory_bytes=5000 * own, max_model_len=100)
+        loaded = load(checkpoint, small, kv_cache_memory_bytes=5000 * own, max_model_len=100)
         assert loaded.target.memory.budget == budget
     monkeypatch.setattr("outpace.models.packed.is_lazy", lambda device: True)
-    tight = load(folder, small, kv_cache_memory_bytes=(MAX_TREE_NODES + 100) * own, max_model_len=100)
+    tight = load(checkpoint, small, kv_cache_memory_bytes=(MAX_TREE_NODES + 100) * own, max_model_len=100)
     assert tight.target.memory.budget == MAX_TREE_NODES + 100
 
 
-def test_the_memory_of_a_draft_models_rows_is_given_back(folder: Path, small: Path) -> None:
+def test_the_memory_of_a_draft_models_rows_is_given_back(checkpoint: Path, small: Path) -> None:
     """Guards against rows of a long request that a draft model keeps where the target gave up its own: in a slot that
     has become free, or that a short request began in with a prefix of another one."""
-    loaded = load(folder, small)
+    loaded = load(checkpoint, small)
     model, ids = loaded.drafters.language_model(), torch.tensor(random_ids(60, 4))
     for slot in range(3):
         model.fill([slot], [ids])
@@ -286,7 +281,7 @@ def test_the_memory_of_a_draft_models_rows_is_given_back(folder: Path, small: Pa
     assert [(model.kv.lengths[slot], model.memory.held(slot)) for slot in range(3)] == [(60, 60), (9, 9), (0, 0)]
 
 
-def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_is_refused_with_the_first_difference(checkpoint: Path, tmp_path: Path) -> None:
     """Guards against drafts in other ids: never accepted, and nobody would know why."""
     other = save_tiny_model(tmp_path / "other")
     file = other / "tokenizer.json"
@@ -296,7 +291,7 @@ def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, t
     vocab[first], vocab[second] = 60, 40
     file.write_text(json.dumps(contents))
     with pytest.raises(ModelError, match=r"id 40 is .* there and 'H' in the target, 2 of 257 ids differ"):
-        load(folder, other)
+        load(checkpoint, other)
 
 
 def test_files_write_one_vocabulary_in_two_ways(tmp_path: Path) -> None:
@@ -310,7 +305,7 @@ def test_files_write_one_vocabulary_in_two_ways(tmp_path: Path) -> None:
     assert load(target, drafter).generate(PROMPTS[1], max_new_tokens=2).token_ids
 
 
-def test_more_ids_behind_the_last_common_one_are_padding(folder: Path, tmp_path: Path) -> None:
+def test_more_ids_behind_the_last_common_one_are_padding(checkpoint: Path, tmp_path: Path) -> None:
     """Guards against refusing a drafter for a token that only one side added, and against drafting such a token."""
     more = save_tiny_model(tmp_path / "more", vocab_size=300)
     fewer = save_tiny_model(tmp_path / "fewer", vocab_size=257)
@@ -318,20 +313,20 @@ def test_more_ids_behind_the_last_common_one_are_padding(folder: Path, tmp_path:
     tokenizer.add_tokens([f"<extra-{index}>" for index in range(40)])
     tokenizer.save_pretrained(more)
     for drafter in (more, fewer):
-        model = load(folder, drafter)
+        model = load(checkpoint, drafter)
         for method in METHODS:
             answer = model.generate(PROMPTS[1], method=method, max_new_tokens=30)
             assert answer.token_ids == plain(model, PROMPTS[1], max_new_tokens=30)
 
 
-def test_what_cannot_draft_is_refused_at_load(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_draft_is_refused_at_load(checkpoint: Path, tmp_path: Path) -> None:
     """Guards against a drafter that fails at the first request instead of when it is named."""
     with pytest.raises(ModelError, match="no such folder"):
-        load(folder, tmp_path / "missing")
+        load(checkpoint, tmp_path / "missing")
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(vocab_size=264, hidden_size=16, state_size=4, num_hidden_layers=1)
     MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     byte_tokenizer().save_pretrained(tmp_path / "mamba")
     with pytest.raises(UnsupportedModel, match=r"mamba.*rolled back"):
-        load(folder, tmp_path / "mamba")
+        load(checkpoint, tmp_path / "mamba")
