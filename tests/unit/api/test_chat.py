@@ -1,6 +1,5 @@
 """Conversations: the answers of single requests, a history that can be trusted, turns that are computed once."""
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 import outpace
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.quick import without_collection
 from outpace.models.packed import PackedModel, PassPart
 from tests.unit.api.test_api import assert_nothing_runs
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
@@ -130,8 +130,7 @@ def test_an_answer_stopped_early_is_part_of_the_conversation(model: outpace.Mode
 
 def test_an_answer_that_is_dropped_ends(model: outpace.Model) -> None:
     """Guards against an answer that runs on because the conversation holds it."""
-    gc.disable()
-    try:
+    with without_collection():
         conversation = model.chat(max_new_tokens=500, eos_token_ids=())
         next(conversation.send("Hi"))
         model.generate("x", max_new_tokens=2)
@@ -142,8 +141,6 @@ def test_an_answer_that_is_dropped_ends(model: outpace.Model) -> None:
         next(stream)
         del conversation, stream
         assert_nothing_runs(model)
-    finally:
-        gc.enable()
 
 
 def test_a_full_context_is_refused_and_the_conversation_goes_on(model: outpace.Model) -> None:

@@ -1,6 +1,5 @@
 """The certificate: it must tell equal, tie and bug apart, and catch a real bug on a real forward."""
 
-import gc
 import json
 import weakref
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from outpace.bench import certificate
 from outpace.bench.certificate import Certifier, certify, count_kinds
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
+from outpace.lib.quick import without_collection
 
 GREEDY = SamplingParams(max_new_tokens=24)
 
@@ -97,44 +97,25 @@ def test_margin_of_a_cut_off_token(model: Model) -> None:
     assert cut.smallest == cut.to_cutoff
 
 
-def test_a_second_opinion_on_long_prompts(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a run that ends without a verdict where prompts are longer than the usual context."""
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
-    Certifier(model)._load("float64")
-    assert asked["max_model_len"] == model.target.max_length
-
-
-def test_a_second_opinion_draws_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against bars and times of loading on the line of the bar of `bench` and `verify`, on a terminal."""
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
-    Certifier(model)._load("float64")
-    assert asked["progress"] is False
-
-
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "int8"), ("float64", "none")])
-def test_a_second_opinion_on_quantised_weights(
-    model: Model, monkeypatch: pytest.MonkeyPatch, dtype: str, quantize: str
-) -> None:
-    """Guards against an error in place of a verdict: int8 products are refused in float64."""
+def test_what_a_second_opinion_loads(model: Model, monkeypatch: pytest.MonkeyPatch, dtype: str, quantize: str) -> None:
+    """Guards against an error in place of a verdict: int8 products are refused in float64, and prompts may be longer
+    than the usual context; and against bars and times of loading on the line of the bar of `bench` and `verify`."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(model.target, "quantize", "int8")
     monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
     Certifier(model)._load(dtype)
-    assert asked["quantize"] == quantize
+    assert (asked["quantize"], asked["max_model_len"]) == (quantize, model.target.max_length)
+    assert asked["progress"] is False
 
 
 def test_a_certifier_ends_without_the_collector(model: Model) -> None:
     """Guards against models that stay in memory when the next one is loaded."""
     one = Certifier(model)
     gone = weakref.ref(one)
-    gc.disable()
-    try:
+    with without_collection():
         del one
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 def test_a_method_keeps_the_budget_that_it_names(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

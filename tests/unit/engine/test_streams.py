@@ -1,7 +1,5 @@
 """Streams of one engine: every reader gets all of its own, and what nobody waits for ends and leaves nothing."""
 
-import gc
-
 import pytest
 
 from outpace.core.params import MAX_SAMPLES, SamplingParams
@@ -9,6 +7,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import StateLost
+from outpace.lib.quick import without_collection
 from outpace.testing import AdversaryDrafter
 from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.injector import Injector, Interrupt, Shot
@@ -140,8 +139,7 @@ def test_an_interrupt_while_samples_are_made_leaves_none() -> None:
 def test_a_lost_request_keeps_no_other_alive() -> None:
     """Guards against a request that keeps others running after they were dropped: by the frames in the traceback of
     what cut its step short, and in those of whoever asked for its answer."""
-    gc.disable()
-    try:
+    with without_collection():
         engine = toy_engine(max_slots=2)
         broken = failing(observe=KeyboardInterrupt, rewind=RuntimeError)  # in a step, and in taking it back
         (lost,) = engine.add(PROMPT, SamplingParams(max_new_tokens=9), broken)
@@ -162,5 +160,3 @@ def test_a_lost_request_keeps_no_other_alive() -> None:
         assert engine.free_slots == 2
         assert isinstance(lost.error, StateLost)
         assert isinstance(lost.error.__cause__, RuntimeError)
-    finally:
-        gc.enable()

@@ -1,7 +1,6 @@
 """Passes over static buffers against the same passes without: bit for bit, whatever the batch, in rounds one after the
 other. On a CPU the buffers are filled and the function is called where a GPU replays a graph."""
 
-import gc
 import random
 from weakref import ref
 
@@ -16,6 +15,7 @@ from outpace.drafters.net_slots import NetPass, NetSlots, Sight
 from outpace.gpu import capture
 from outpace.gpu.capture import ROWS, VARIABLE, Bucket, Captured, CapturedPass, Graphs, captures_on
 from outpace.gpu.tree_attention import attend_plan
+from outpace.lib.quick import without_collection
 from outpace.models.head import EXACT_ROWS
 from outpace.models.target import PackedTarget
 from tests.unit.gpu.worlds import DEVICE, SMALL, in_order, random_parents, random_world, target_of
@@ -207,12 +207,9 @@ def test_a_model_ends_with_its_last_reference() -> None:
     target.run_pass((), [1], [random_tree([-1, 0, 0], 1)])
     assert target._captured
     model = ref(target)
-    gc.disable()
-    try:
+    with without_collection():
         del target
         assert model() is None, "without reference cycles"
-    finally:
-        gc.enable()
 
 
 def test_results_outlive_the_next_pass_over_the_same_buffers() -> None:

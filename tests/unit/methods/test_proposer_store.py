@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import outpace
+from outpace.lib.quick import without_collection
 from outpace.methods import stores
 from outpace.methods.catalog import methods
 from outpace.methods.stores import MOST_KEPT, stored_proposer
@@ -49,8 +50,7 @@ def test_methods_in_rotation_leave_nothing_behind(
     assert len(set(named)) == 20 > MOST_KEPT
     alive, counts = WeakSet[object](), list[Counter[type]]()
     monkeypatch.setattr(gc, "collect", lambda *_: 0)  # nor does the store call it
-    gc.disable()
-    try:
+    with without_collection():
         for rotation in range(20):
             for name in named:
                 alive.add(model.proposer(name))
@@ -61,8 +61,6 @@ def test_methods_in_rotation_leave_nothing_behind(
                 counts.append(ours())
         before, idle, after = counts
         assert (idle - before, after - before) == (Counter(), Counter())
-    finally:
-        gc.enable()
 
 
 def test_a_method_in_use_is_neither_dropped_nor_built_twice(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """From a name to a target: what is found first, and what is said when nothing usable is found."""
 
-import gc
 import json
 import time
 import weakref
@@ -13,6 +12,7 @@ from huggingface_hub import constants
 import outpace
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.lib.quick import without_collection
 from outpace.models.families import positions_of
 from outpace.models.loading import load
 from outpace.models.loading.load import load_target
@@ -262,9 +262,6 @@ def test_a_dropped_target_is_freed_at_once() -> None:
     """Guards against the weights of a model that was dropped, in memory together with those of the next one."""
     target = tiny_target(tiny_config("llama"))
     gone = weakref.ref(target)
-    gc.disable()
-    try:
+    with without_collection():
         del target
         assert gone() is None
-    finally:
-        gc.enable()

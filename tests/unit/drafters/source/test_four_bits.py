@@ -1,6 +1,5 @@
 """The target with its weights in 4 bits as its own drafter."""
 
-import gc
 from itertools import product
 from typing import Any
 from weakref import ref
@@ -15,6 +14,7 @@ from outpace.kernels.blocks import BlockLinear
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.int8 import quantized as rounded
+from outpace.lib.quick import without_collection
 from outpace.methods.catalog import parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.four_bits import in_four_bits
@@ -109,12 +109,9 @@ def test_methods_share_one_copy_which_ends_with_them() -> None:
     assert copy_of.embedding is target.embedding
     layers = [one for one in copy_of.decoder.modules() if isinstance(one, nn.Linear | KernelLinear)]
     assert all(isinstance(one, BlockLinear) for one in (*layers, copy_of.head.layer))
-    gc.disable()
-    try:
+    with without_collection():
         del first, second, copy_of, layers
         assert copied() is None, "without reference cycles"
-    finally:
-        gc.enable()
 
 
 def test_the_whole_vocabulary_or_a_part() -> None:
