@@ -148,15 +148,11 @@ def test_nodes_that_no_answer_can_reach_are_cut(parents: list[int], source: rand
     assert (cut is tree) == (len(kept) == count)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
-def test_tokens_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
-    """Guards against token ids in a float or short type, which round large ids to another token."""
+def test_tokens_of_a_wrong_kind_or_shape_are_refused() -> None:
+    """Guards against ids in a short type, which round large ones to another token, a batch dimension left on, and a
+    tree with more or fewer tokens than nodes. Floats are among the mistakes in engine/test_proposals.py."""
     with pytest.raises(ValueError, match="int64"):
-        DraftTree(torch.zeros(2, dtype=dtype), Topology.chain(2))
-
-
-def test_tokens_of_a_wrong_shape_are_refused() -> None:
-    """Guards against a batch dimension left on, and against a tree with more or fewer tokens than nodes."""
+        DraftTree(torch.zeros(2, dtype=torch.int32), Topology.chain(2))
     with pytest.raises(ValueError, match=r"\(1, 2\)"):
         DraftTree(torch.zeros(1, 2, dtype=torch.int64), Topology.chain(2))
     with pytest.raises(ValueError, match="3 tokens on a topology of 2 nodes"):

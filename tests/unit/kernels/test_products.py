@@ -230,7 +230,6 @@ def test_without_a_compiler_models_run_and_say_why(tmp_path: Path, monkeypatch: 
         ("int4", torch.float32, torch.device("cuda"), "quantize='int4': its kernels are for CPUs"),
         ("file", torch.float32, CPU, "quantize='file': is for a GGUF file"),
         ("int8", torch.float64, CPU, "quantize='int8': not with torch.float64"),
-        ("int8", torch.float32, torch.device("cuda"), "quantize='int8': its kernels are for CPUs"),
     ],
 )
 def test_other_quantisations_are_refused(quantize: str, dtype: torch.dtype, device: torch.device, reason: str) -> None:

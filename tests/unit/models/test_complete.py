@@ -191,7 +191,8 @@ def test_parameters_saved_with_their_attributes_are_tensors(is_archive: bool, tm
 
 
 def test_an_index_of_a_target_leads_nowhere_else(tmp_path: Path) -> None:
-    """Guards against files elsewhere on the machine, and one of two versions of a weight taken by files' order."""
+    """Guards against files elsewhere on the machine, and against weights in no shard. One in two shards is refused by
+    the reader of all checkpoints: see drafters/net/test_malformed.py."""
     folder = save_tiny_model(tmp_path / "m")
     wanted, tensors = answer(folder), load_file(folder / WEIGHTS)
     (folder / WEIGHTS).rename(folder / "a.safetensors")
@@ -210,9 +211,6 @@ def test_an_index_of_a_target_leads_nowhere_else(tmp_path: Path) -> None:
         answer(folder)
     write({UP: "b.safetensors"})
     with pytest.raises(ModelError, match=r"b\.safetensors: cannot be read"):
-        answer(folder)
-    save_file({UP: tensors[UP] * 2}, folder / "b.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=f"holds {UP}, and so does another shard"):
         answer(folder)
     write({"extra.weight": "a.safetensors"})
     with pytest.raises(ModelError, match=r"lists extra\.weight, which no shard holds"):

@@ -127,11 +127,3 @@ def test_rotations_that_depend_on_the_batch_are_refused(case: str) -> None:
     config, complaint = ROTATIONS[case]
     with pytest.raises(UnsupportedModel, match=complaint):
         check_supported(config)
-
-
-@pytest.mark.parametrize("scaling", ["linear", "llama3", "yarn"])
-def test_static_rotations_are_accepted(scaling: str) -> None:
-    """Guards against refusing Llama 3 and Qwen2.5 long-context checkpoints, whose scaling is static."""
-    parameters: dict[str, Any] = {"rope_type": scaling, "factor": 2.0, "rope_theta": 10000.0}
-    parameters |= {"original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    check_supported(tiny_config("llama", rope_parameters=parameters))

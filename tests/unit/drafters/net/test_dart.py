@@ -48,7 +48,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"draft_length": 0}, "draft_length=0"),
         ({"head_dim": 6}, "head_dim is 6"),
-        ({"vocab_size": 30}, "outside vocab_size=30"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "kind 'linear'"),
     ]
     for changes, message in wrong:

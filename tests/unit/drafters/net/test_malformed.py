@@ -148,13 +148,9 @@ def test_every_tensor_is_checked(layout: str, fault: str, written: Path) -> None
 
 
 @each_layout
-def test_every_tensor_is_needed_and_no_other_taken(layout: str, written: Path) -> None:
-    """Guards against weights that are missing or left over without a word; t2d alone may be missing, as d2t says it."""
+def test_no_other_tensor_is_taken(layout: str, written: Path) -> None:
+    """Guards against weights that are left over, or all missing, without a word; test_golden.py leaves out each."""
     whole = read_checkpoint(written / layout)
-    for key in whole.tensors.keys() - {"t2d"}:
-        rest = {other: one for other, one in whole.tensors.items() if other != key}
-        with pytest.raises(ModelError, match="here: "):
-            read_net(Checkpoint("here", whole.config, rest))
     for key in ("extra.weight", "layers.9.mlp.up_proj.weight", "0.7.weight", "heads.weight", "9.0.linear.weight"):
         with pytest.raises(ModelError, match="here: "):
             read_net(Checkpoint("here", whole.config, whole.tensors | {key: torch.ones(2, 2)}))
@@ -173,7 +169,6 @@ def test_every_tensor_is_needed_and_no_other_taken(layout: str, written: Path) -
         (lambda d2t: 20 - torch.arange(20), "must lead to ascending target ids"),
         (lambda d2t: torch.zeros_like(d2t), "t2d and d2t disagree"),
         (lambda d2t: d2t.int(), r"torch\.int32 \[20\]; draft_vocab_size=20 asks for int64"),
-        (lambda d2t: d2t.float(), r"torch\.float32 \[20\]"),
         (lambda d2t: d2t[:19], r"int64 \[19\]"),
         (lambda d2t: d2t[None], r"int64 \[1, 20\]"),
     ],

@@ -176,7 +176,6 @@ def extra(name: str, tensor: Tensor) -> Callable[[Path], None]:
         (HEAD, {}, lambda folder: (folder / "config.json").unlink(), r"config\.json: cannot be read"),
         (HEAD, {}, index(lm_head__weight="gone.safetensors"), r"gone\.safetensors: cannot be read"),
         (HEAD, {}, index(lm_head__weight="../target/model.safetensors"), "file name of this folder"),
-        (HEAD, {}, index(lm_head__weight=3), "file name of this folder"),
         (HEAD, {}, index(other="model.safetensors"), "holds no model.embed_tokens.weight"),
     ],
 )
