@@ -11,20 +11,14 @@ import pytest
 from torch import Tensor
 
 import outpace
-from outpace.core.params import SamplingParams
-from outpace.engine.engine import Engine
 from outpace.lib import plugins
 from outpace.lib.errors import InvalidRequest, MethodError
 from outpace.lib.strict import StrictSettings
 from outpace.methods import GrowingShape, Level, Shape
-from outpace.methods.catalog import build_proposer, methods, parse_method
-from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
-from outpace.trees.proposer import GrowingProposer
+from outpace.methods.catalog import methods, parse_method
 from outpace.trees.shapes.table import shapes
-from tests.unit.models.tiny import save_tiny_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-VOCAB = 12
 INSTALLED = {
     "outpace.methods": [EntryPoint("bigram", "my_method:BIGRAM", "outpace.methods")],
     "outpace.shapes": [EntryPoint("fork", "my_shape:FORK", "outpace.shapes")],
@@ -44,37 +38,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     shapes.cache_clear()
 
 
-def requests(temperature: float) -> list[SamplingParams]:
-    return [SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed) for seed in range(3)]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_method_of_others_is_lossless(temperature: float) -> None:
-    """Guards against a door that lets in a method and loses what it drafts, or what plain decoding says."""
-    sessions = assert_lossless(
-        lambda: Engine(ToyTarget(VOCAB, sharpness=6.0)),
-        lambda sequences: build_proposer(parse_method("bigram:budget=3"), toy_context(VOCAB)),
-        [[1], [4, 6, 4, 6, 4], [2, 5, 1]],
-        requests(temperature),
-    )
-    assert sum(session.metrics.accepted for session in sessions) > 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_shape_of_others_is_lossless(temperature: float) -> None:
-    """Guards against a shape that the table holds and nothing can be built with."""
-    shape = shapes()["fork"]
-    assert shape.settings is not None
-    grown = shape.growing(shape.settings.model_validate({"sure": "0.6"}))
-    sessions = assert_lossless(
-        lambda: Engine(ToyTarget(VOCAB)),
-        lambda sequences: GrowingProposer(ToySource(blend(0.8, VOCAB)), grown, 9),
-        [[1], [4, 6, 4, 6, 4], [2, 5, 1]],
-        requests(temperature),
-    )
-    assert sum(session.metrics.accepted for session in sessions) > 0
-
-
 def test_a_shape_that_lacks_a_part_is_refused_by_name() -> None:
     """Guards against an AttributeError in the first round, of a shape without a width, or of one that grows and has no
     class of settings, which made it a static one."""
@@ -91,10 +54,9 @@ def test_a_shape_that_lacks_a_part_is_refused_by_name() -> None:
         shape.static()
 
 
-def test_everything_else_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_else_follows(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a second table: names, options, their checks and the listing come from the one line each."""
-    save_tiny_model(tmp_path / "tiny", eos_token_id=None)
-    model = outpace.load(str(tmp_path / "tiny"), "bigram", dtype="float32", device="cpu")
+    model = outpace.load(folder, "bigram", dtype="float32", device="cpu")
     plain = model.generate("la la la", max_new_tokens=24, method="plain").token_ids
     for method in ("bigram:budget=2", outpace.method("linear", shape="fork", sure=0.9, budget=6), "linear:shape=fork"):
         answer = model.generate("la la la", max_new_tokens=24, method=method)
@@ -114,16 +76,15 @@ def test_everything_else_follows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "stands alone" in sure["meaning"]
 
 
-def test_a_proposer_made_by_hand_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_proposer_made_by_hand_is_taken_as_it_is(folder: str) -> None:
     """Guards against an object that is asked for its name, and one that proposes nothing taken for a method."""
     from my_method import Bigram  # type: ignore[import-not-found]
 
-    save_tiny_model(tmp_path / "tiny", eos_token_id=None)
-    model = outpace.load(str(tmp_path / "tiny"), "plain", dtype="float32", device="cpu")
+    model = outpace.load(folder, "plain", dtype="float32", device="cpu")
     plain, ours = (model.generate("la la la", max_new_tokens=24, method=method) for method in ("plain", Bigram(3)))
     assert ours.token_ids == plain.token_ids
     assert ours.metrics.drafted > 0
-    handed = outpace.load(str(tmp_path / "tiny"), Bigram(3), dtype="float32", device="cpu")
+    handed = outpace.load(folder, Bigram(3), dtype="float32", device="cpu")
     assert handed.method_name == "Bigram"
     handed.reset()
     assert handed.generate("la la la", max_new_tokens=24).token_ids == plain.token_ids
