@@ -10,7 +10,7 @@ import torch
 
 from outpace.core.drafting import GrowingShape, RankPlan
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, Proposer
+from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -118,24 +118,16 @@ def test_a_shape_that_looks_at_what_was_drawn_is_caught() -> None:
     assert p_value(GrowingProposer(toy_source(0.0), tree, 9), REJECTED)[0] < 1e-12
 
 
-class Watched(StaticProposer):
-    """A chain that remembers what it was asked and what became of it."""
+def told(proposer: Proposer) -> list[Observation]:
+    """What a proposer observes from now on."""
+    seen, observe = list[Observation](), proposer.observe
 
-    def __init__(self, share: float, budget: int) -> None:
-        super().__init__(ToySource(blend(share, 12, seed=3)), Chain(), budget, CPU)
-        self.asked: list[list[int]] = []
-        self.trees: list[DraftTree] = []
-        self.accepted: list[int] = []
+    def keep(states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        seen.extend(observations)
+        observe(states, observations)
 
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        trees = super().propose(states, requests)
-        self.asked += [list(request.ids) for request in requests]
-        self.trees += trees
-        return trees
-
-    def observe(self, states: Sequence[Any], observations: Any) -> None:
-        super().observe(states, observations)
-        self.accepted += [observation.verdict.accepted_drafts for observation in observations]
+    proposer.observe = keep  # type: ignore[method-assign]
+    return seen
 
 
 @pytest.mark.costly
@@ -147,18 +139,20 @@ def test_a_chain_is_accepted_as_often_as_can_be(share: float) -> None:
     A first draft must be accepted with probability 1 - TV(p, q), which no rule exceeds; the sum over 2000 positions
     lies within 4.9 deviations of it (false alarm: 1e-6), and that is above what keyed drafts reach there.
     """
-    proposer, drafter = Watched(share, 1), blend(share, 12, 3)
+    asked, drafter = list[tuple[list[int], DraftTree]](), blend(share, 12, 3)
+    proposer = StaticProposer(ToySource(drafter), Chain(), 1, CPU)
+    observed = told(heard(proposer, lambda request, tree: asked.append((list(request.ids), tree))))
     target = ToyTarget(12, seed=3, sharpness=4.0, max_slots=32)
     params = SamplingParams(max_new_tokens=50, temperature=1.0, n=60, seed=5, verification="rejection")
     decode(Engine(target), [[1, 2]], [params], [proposer])
     overlaps, keyed, accepted = [], 0.0, 0
-    for ids, tree, count in zip(proposer.asked, proposer.trees, proposer.accepted, strict=True):
+    for (ids, tree), seen in zip(asked, observed, strict=True):
         if len(tree) > 1:
             p, q = target.probs(ids), drafter(ids).double().softmax(dim=-1)
             assert tree.draft_probs is not None
             torch.testing.assert_close(tree.draft_probs[0].double(), q, atol=1e-6, rtol=1e-6)
             overlaps.append(float(torch.minimum(p, q).sum()))
-            keyed, accepted = keyed + keyed_agreement(p, q), accepted + count
+            keyed, accepted = keyed + keyed_agreement(p, q), accepted + seen.verdict.accepted_drafts
     deviation = math.sqrt(sum(overlap * (1 - overlap) for overlap in overlaps))
     assert abs(accepted - sum(overlaps)) < 4.9 * deviation
     assert sum(overlaps) - 4.9 * deviation > keyed
@@ -170,21 +164,14 @@ def test_all_of_a_perfect_draft_is_accepted(name: str) -> None:
     params = SamplingParams(max_new_tokens=30, temperature=1.0, seed=7, verification="rejection", n=5)
     target = ToyTarget(V, seed=3, sharpness=2.0, max_slots=8)
     proposer = DRAWING[name](1.0, True)
-    verdicts: list[tuple[tuple[int, ...], Any]] = []
-    observe = proposer.observe
-
-    def watch(states: Sequence[Any], observations: Any) -> None:
-        verdicts.extend((observation.verdict.path, observation.tree.topology) for observation in observations)
-        observe(states, observations)
-
-    proposer.observe = watch  # type: ignore[method-assign]
+    observed = told(proposer)
     decode(Engine(target), [[1, 2]], [params], [proposer])
-    assert sum(len(path) for path, _ in verdicts) > 60
-    for path, topology in verdicts:
-        firsts = [0]
-        while topology.children[firsts[-1]]:
-            firsts.append(topology.children[firsts[-1]][0])
-        assert list(path) == firsts
+    assert sum(len(seen.verdict.path) for seen in observed) > 60
+    for seen in observed:
+        firsts, children = [0], seen.tree.topology.children
+        while children[firsts[-1]]:
+            firsts.append(children[firsts[-1]][0])
+        assert list(seen.verdict.path) == firsts
 
 
 def test_noise_off_chooses_its_drafts() -> None:

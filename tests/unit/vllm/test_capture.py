@@ -31,6 +31,15 @@ class Model:
         return hidden
 
 
+def running_pass(monkeypatch: pytest.MonkeyPatch, attn_metadata: Any) -> SimpleNamespace:
+    """What vLLM says of the pass that runs."""
+    running = SimpleNamespace(attn_metadata=attn_metadata)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    module = SimpleNamespace(get_forward_context=lambda: running)
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
+    return running
+
+
 class SeeingModel(Model):
     """Also reads images."""
 
@@ -88,10 +97,7 @@ def test_hidden_states_before_and_after_the_final_norm(
 def test_a_backend_that_does_not_state_its_rows_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against FlashInfer, vLLM's choice on the newest GPUs: no pass was seen, so no drafter with hidden states
     ever drafted, without a word."""
-    running = SimpleNamespace(attn_metadata=None)
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
-    context = SimpleNamespace(get_forward_context=lambda: running)
-    monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
+    running = running_pass(monkeypatch, None)
     target, made = Model(), Capture(Needs(taps=(1,)), LAYERS)
     made.install(target)
     target.forward(torch.tensor([5]), torch.arange(1))  # a dummy run
@@ -124,10 +130,8 @@ def test_rows_stand_where_their_tokens_do(
     within Llama 4's chunks of 8,192 tokens, behind which no step was a round; and against places in images, which are
     not those in the text."""
     stated = {name: torch.tensor(lengths) for name, lengths in layer.items()}
-    metadata = {"layers.0": SimpleNamespace(query_start_loc=torch.tensor([0, 2, 3], dtype=torch.int32), **stated)}
-    context = SimpleNamespace(get_forward_context=lambda: SimpleNamespace(attn_metadata=metadata))
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
+    starts = torch.tensor([0, 2, 3], dtype=torch.int32)
+    running_pass(monkeypatch, {"layers.0": SimpleNamespace(query_start_loc=starts, **stated)})
     target, made = Model(), Capture(Needs(taps=(1,)), LAYERS)
     made.install(target)
     target.forward(torch.tensor([5, 6, 7]), torch.tensor(positions))
@@ -140,10 +144,7 @@ def test_a_row_that_crosses_chunks_is_one_row(monkeypatch: pytest.MonkeyPatch) -
     """Guards against Llama 4's layers of chunked local attention, which count a row once for each chunk that it is in:
     a prompt that crosses 8,192 tokens then had no hidden states, and its drafts went without its beginning."""
     local, whole = (SimpleNamespace(query_start_loc=torch.tensor(starts)) for starts in ([0, 1, 2, 3], [0, 2, 3]))
-    context = SimpleNamespace(attn_metadata={"layers.0": local, "layers.1": local, "layers.3": whole})
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
-    module = SimpleNamespace(get_forward_context=lambda: context)
-    monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
+    running_pass(monkeypatch, {"layers.0": local, "layers.1": local, "layers.3": whole})
     target, made = Model(), Capture(Needs(taps=(1,)), LAYERS)
     made.install(target)
     target.forward(torch.tensor([5, 6, 7]), torch.tensor([8191, 8192, 3]))

@@ -107,19 +107,25 @@ def test_a_token_that_its_law_could_not_give_is_refused() -> None:
         rejection_round(tree, START, toy_distribution(0), Oracle([]))
 
 
+def drawn_instead(tree: DraftTree, target: torch.Tensor, is_accepted: bool = False) -> list[list[float]]:
+    """The distributions from which the token of a round is drawn that accepts none of a tree's drafts."""
+    drawn_from: list[list[float]] = []
+
+    def categorical(distribution: torch.Tensor, node: int) -> int:
+        drawn_from.append(distribution.tolist())
+        return 3
+
+    tokens = tree.tokens.tolist()
+    verdict = rejection(tree, tokens, lambda node: target, categorical, lambda probability, node: is_accepted)
+    assert (verdict.path, verdict.next_token) == ((0,), 3)
+    return drawn_from
+
+
 def test_drafts_of_a_law_that_is_nan_are_skipped() -> None:
     """Guards against a request under rejection, and all steps that it is in, that end with an error because a drafter's
     logits are NaN: under match such drafts are merely wrong."""
     tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2), {0: torch.full((4,), torch.nan)})
-    target, drawn_from = torch.full((4,), 0.25), list[list[float]]()
-
-    def categorical(distribution: torch.Tensor, node: int) -> int:
-        drawn_from.append(distribution.tolist())
-        return 1
-
-    verdict = rejection(tree, [2, 3], lambda node: target, categorical, lambda probability, node: True)
-    assert (verdict.path, verdict.next_token) == ((0,), 1)
-    assert drawn_from == [target.tolist()]
+    assert drawn_instead(tree, torch.full((4,), 0.25), is_accepted=True) == [[0.25] * 4]
 
 
 def test_a_sibling_whose_probability_is_rounded_to_zero_is_skipped() -> None:
@@ -128,32 +134,15 @@ def test_a_sibling_whose_probability_is_rounded_to_zero_is_skipped() -> None:
     probs = torch.tensor([0.0, -92.0, -104.5, -110.0]).exp()
     assert probs[1] > 0 == probs[2]
     tree = DraftTree(torch.tensor([2, 0, 2, 1]), Topology.of([-1, 0, 0, 0]), {0: probs})
-    target, drawn_from = torch.full((4,), 0.25), list[list[float]]()
-
-    def categorical(distribution: torch.Tensor, node: int) -> int:
-        drawn_from.append(distribution.tolist())
-        return 3
-
-    verdict = rejection(tree, [2, 0, 2, 1], lambda node: target, categorical, lambda probability, node: False)
-    assert (verdict.path, verdict.next_token) == ((0,), 3)
-    assert drawn_from == [[0.0, 0.0, 0.5, 0.5]]
+    assert drawn_instead(tree, torch.full((4,), 0.25)) == [[0.0, 0.0, 0.5, 0.5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_left_after_rounding_draws_from_the_target(dtype: torch.dtype) -> None:
     """Guards against 0 / 0: p equal to q but for rounding leaves an empty residual after an unlucky rejection."""
-    probs = toy_distribution(0)(START)
-    tree = DraftTree(torch.tensor([2, 1]), Topology.chain(2), {0: probs.to(dtype)})
-    drawn_from: list[list[float]] = []
-
-    def categorical(distribution: torch.Tensor, node: int) -> int:
-        drawn_from.append(distribution.tolist())
-        return 0
-
-    target = probs.to(dtype)
-    verdict = rejection(tree, [2, 1], lambda node: target, categorical, lambda probability, node: False)
-    assert (verdict.path, verdict.next_token) == ((0,), 0)
-    assert drawn_from == [target.tolist()]
+    target = toy_distribution(0)(START).to(dtype)
+    tree = DraftTree(torch.tensor([2, 1]), Topology.chain(2), {0: target})
+    assert drawn_instead(tree, target) == [target.tolist()]
 
 
 def test_the_target_is_asked_only_along_the_path() -> None:

@@ -8,26 +8,14 @@ import torch
 
 from outpace.budget.costs import best_chain
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, BaseProposer, DraftRequest, NodeOutputs, Observation, Verdict
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, Observation, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless, draft_request
 from outpace.trees.linear_form import LinearForm
+from tests.unit.engine.test_proposals import Returned
 
 NOTHING = torch.empty(0)
-
-
-class Fixed(BaseProposer):
-    """Proposes one tree, and keeps what it is told."""
-
-    def __init__(self, tree: DraftTree) -> None:
-        self.tree, self.told = tree, list[Observation]()
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return [self.tree] * len(requests)
-
-    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
-        self.told += observations
 
 
 def drafted(form: LinearForm, state: Any) -> DraftTree:
@@ -56,7 +44,7 @@ def test_scores_are_probabilities_until_rounds_say_otherwise() -> None:
     """Guards against a drafter that is sure and wrong, whose tokens are drafted for ever."""
     scores = torch.tensor([1.0, 0.9, 0.05, 0.81]).log()
     tree = DraftTree(torch.tensor([1, 2, 3, 4]), Topology.of([-1, 0, 0, 1]), scores=scores)
-    form = LinearForm(Fixed(tree), 0.3)
+    form = LinearForm(Returned(lambda request: tree), 0.3)
     state = form.open(0)
     assert drafted(form, state).tokens.tolist() == [1, 2, 4]
     for _ in range(12):
@@ -67,7 +55,7 @@ def test_scores_are_probabilities_until_rounds_say_otherwise() -> None:
 def test_what_was_left_out_is_learned_as_well() -> None:
     """Guards against a method that drafts nothing, so learns nothing, so never drafts again."""
     tree = DraftTree.chain(torch.tensor([1, 2, 3]))
-    form = LinearForm(Fixed(tree), 0.3)
+    form = LinearForm(Returned(lambda request: tree), 0.3)
     state = form.open(0)
     for _ in range(20):
         heard(form, state, drafted(form, state), [0], 9)
@@ -80,7 +68,7 @@ def test_what_was_left_out_is_learned_as_well() -> None:
 
 def test_a_request_that_is_opened_alone_does_not_follow_others() -> None:
     """Guards against drafts under rejection that depend on what others said."""
-    form = LinearForm(Fixed(DraftTree.chain(torch.tensor([1, 2]))), 0.3)
+    form = LinearForm(Returned(lambda request: DraftTree.chain(torch.tensor([1, 2]))), 0.3)
     alone, shared = form.open(0, alone=True), form.open(1)
     for _ in range(20):
         heard(form, shared, drafted(form, shared), [0], 9)
