@@ -81,13 +81,14 @@ def test_refused_by_name(model: PreTrainedModel, options: dict[str, Any], compla
 def test_options_that_change_the_answer_change_ours_alike(model: PreTrainedModel) -> None:
     """Guards against an option that nobody applies, or that counts the prompt's tokens as the answer's."""
     inputs = padded((8,))
-    said = int(generate(model, inputs)[0, 10])
+    before, said = generate(model, inputs)[0, 9:11].tolist()
     ends: dict[str, Any] = {"eos_token_id": said}
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"repetition_penalty": 1.4}, {}),
         ({"min_new_tokens": 20, **ends}, ends),
         ({"min_length": 20, **ends}, ends),
         ({"bad_words_ids": [[said]]}, {}),
+        ({"bad_words_ids": [[before, said]]}, {}),
     ]
     for options, without in cases:
         ours = generate(model, inputs, "recycle", **options)

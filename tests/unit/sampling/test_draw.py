@@ -80,7 +80,8 @@ def test_noise_is_worked_out_only_for_what_may_be_drawn(
 
 
 def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
-    """Guards against drawing from bfloat16 logits: rounding makes ties that float32 does not have."""
+    """Guards against drawing from bfloat16 logits, and log-probabilities of them: rounding makes ties that float32 does
+    not have."""
     exact = torch.tensor([[10.0, 10.01, 9.99, 0.0]])
     top = exact.topk(3)
     outputs = NodeOutputs(exact.bfloat16(), top.indices, top.values)
@@ -91,6 +92,9 @@ def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     cold = RejectionDraw(outputs, ROOT, [0], SamplingContext(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
     assert int(cold.target_probs(0).argmax()) == 1
     assert float(cold.target_probs(0)[1]) > 0.99
+    (entry,) = token_logprobs(outputs, [0], [1], 3)
+    assert [token for token, _ in entry.top] == [1, 0, 2]
+    assert entry.logprob == pytest.approx(float(torch.log_softmax(exact, dim=-1)[0, 1]), abs=1e-6)
 
 
 def test_certain_acceptances_are_certain() -> None:
@@ -237,13 +241,3 @@ def test_values_ranks_and_alternatives(count: int) -> None:
         assert [value for _, value in entry.top] == pytest.approx(possible[:count], abs=1e-6)
         assert all(value == pytest.approx(float(exact[token]), abs=1e-6) for token, value in entry.top)
     assert [entry.rank for entry in entries] == [2, 2]
-
-
-def test_the_exact_logits_of_the_best_tokens_count() -> None:
-    """Guards against log-probabilities from bfloat16 logits, in which close tokens tie."""
-    exact = torch.tensor([[10.0, 10.01, 9.99, 0.0]])
-    best = exact.topk(3)
-    outputs = NodeOutputs(exact.bfloat16(), best.indices, best.values)
-    (entry,) = token_logprobs(outputs, [0], [1], 3)
-    assert [token for token, _ in entry.top] == [1, 0, 2]
-    assert entry.logprob == pytest.approx(float(torch.log_softmax(exact, dim=-1)[0, 1]), abs=1e-6)
