@@ -37,15 +37,6 @@ def test_regenerate_goes_on_where_it_stopped(folder: str, prompts: Path, tmp_pat
     assert read_about(tmp_path / "answers")["sampling"]["max_new_tokens"] == 6
 
 
-def test_bad_prompt_files_are_named(folder: str, tmp_path: Path) -> None:
-    """Guards against a folder of answers that is created before an error in the prompts is reported."""
-    file = tmp_path / "bad.jsonl"
-    file.write_text('{"id": "a", "turns": ["x"]}\n{"turns": "x"}\n')
-    with pytest.raises(InvalidRequest, match="line 2"):
-        run(folder, str(file), tmp_path / "answers")
-    assert not (tmp_path / "answers").exists()
-
-
 def test_a_target_without_a_chat_template_needs_raw_prompts(prompts: Path, tmp_path: Path) -> None:
     """Guards against answers to prompts in a format the target never saw."""
     plain = save_tiny_model(tmp_path / "plain")

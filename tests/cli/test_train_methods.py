@@ -213,20 +213,16 @@ def test_a_mistake_is_refused_before_the_target_is_loaded(
     assert not (out / "answers").exists()
 
 
-def test_a_full_disk_is_reported_beforehand(
-    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against hours of training whose drafter cannot be written."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
-    with pytest.raises(InvalidRequest, match="states and drafter need"):
-        run("medusa", target, prompts, tmp_path / "run")
-    assert not (tmp_path / "run" / "states").exists()
-
-
 def test_what_a_run_has_stored_counts_as_room(
     target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a run that cannot go on because its own states take the room that they need."""
+    """Guards against hours of training whose drafter cannot be written, and a run that cannot go on because its own
+    states take the room that they need."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+        with pytest.raises(InvalidRequest, match="states and drafter need"):
+            run("medusa", target, prompts, tmp_path / "run")
+    assert not (tmp_path / "run" / "states").exists()
     done = run("medusa", target, prompts, tmp_path / "run")
     files = [file for name in ("states", "drafter") for file in (tmp_path / "run" / name).rglob("*") if file.is_file()]
     needed = sum(file.stat().st_size for file in files) + 10

@@ -17,7 +17,7 @@ from outpace.lib.errors import ModelError
 from outpace.models.tokenizer import TextCodec
 from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate
 from tests.unit.endpoint.fake import Reply, serving
-from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+from tests.unit.models.tiny import byte_tokenizer
 from tests.unit.serve.served import serving as serving_ours
 
 ITEMS = [
@@ -30,9 +30,8 @@ ABOUT = {"vocab_size": 264}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
-    return outpace.load(str(folder), "plain", dtype="float32", device="cpu")
+def model(folder: str) -> outpace.Model:
+    return outpace.load(folder, "plain", dtype="float32", device="cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train import answers as module
 from outpace.train.answers import EngineAnswerer, check_made, regenerate, seed_of
 from outpace.train.data import training_samples
-from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = [
     WorkItem("one", "d", ("Hi.",)),
@@ -25,11 +24,6 @@ ITEMS = [
 ]
 PARAMS = SamplingParams(max_new_tokens=9, temperature=0.9, seed=4)
 ABOUT = {"vocab_size": 264}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512))
 
 
 def model_of(folder: str, slots: int = 3) -> outpace.Model:
@@ -109,12 +103,6 @@ def test_settings_of_answers_that_are_there(tmp_path: Path) -> None:
         check_made(str(tmp_path), how)
     with pytest.raises(InvalidRequest, match=r"regenerate\.max_new_tokens=12: the answers in .* were made with 9;"):
         check_made(str(tmp_path), RegenerateSettings(max_new_tokens=12))
-
-
-def test_two_prompts_of_one_id_are_refused(folder: str, tmp_path: Path) -> None:
-    """Guards against an answer stored for two prompts."""
-    with pytest.raises(InvalidRequest, match="'one' occurs twice"):
-        list(regenerate([ITEMS[0], ITEMS[0]], AnswerStore(tmp_path, ABOUT), EngineAnswerer(model_of(folder), PARAMS)))
 
 
 def test_answers_to_another_prompt_of_the_id_are_refused(folder: str, tmp_path: Path) -> None:

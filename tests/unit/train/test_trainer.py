@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from outpace.drafters.training.batch import Anchors, Batch
+from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import ModelError
 from outpace.train.trainer import Simulation
@@ -171,24 +171,28 @@ def test_a_longer_run_goes_on_at_its_own_rate(tmp_path: Path) -> None:
     assert rates[15:32] == [3e-2] * 17
 
 
-@pytest.mark.parametrize("stop", [3, 7])
-def test_an_interrupted_step_loses_no_other(stop: int, tmp_path: Path) -> None:
-    """Guards against slow steps since the last state that Ctrl-C throws away, and a state with half an update."""
-    passes = 0
+@pytest.mark.parametrize(("cut", "call", "stored"), [("forward", 6, 2), ("forward", 14, 6), ("hits", 1, 5)])
+def test_an_interruption_loses_no_step(
+    cut: str, call: int, stored: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against slow steps since the last state that Ctrl-C throws away, in the second pass of a step or in a
+    measurement, which comes before the state is stored; and against a state with half an update."""
+    calls, original = 0, getattr(LinearObjective, cut)
 
-    class Interrupted(LinearObjective):
-        def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-            nonlocal passes
-            passes += 1
-            if passes == 2 * stop:  # the second pass of a step
-                raise KeyboardInterrupt
-            return super().forward(batch, progress)
+    def interrupted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return original(*given)
 
     whole, objective = trainer(tmp_path / "whole"), LinearObjective()
     expected = whole.run()
-    with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path / "cut", objective=Interrupted()).run()
-    assert (tmp_path / "cut" / "states" / f"step-{stop - 1:08d}").is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr(LinearObjective, cut, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer(tmp_path / "cut").run()
+    assert (tmp_path / "cut" / "states" / f"step-{stored:08d}").is_dir()
     assert trainer(tmp_path / "cut", objective=objective).run() == expected
     assert torch.equal(objective.net.weight, whole._objective.net.weight)  # type: ignore[arg-type]
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
@@ -279,17 +283,3 @@ def test_passes_do_not_matter(micro: int, tmp_path: Path) -> None:
     assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "base"), rel=1e-5)
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == len(set.union(*drawn[0].values())) == 6
-
-
-def test_an_interrupted_measurement_loses_no_step(tmp_path: Path) -> None:
-    """Guards against hundreds of steps lost to Ctrl-C in a measurement, which comes before the state is stored."""
-
-    class Interrupted(LinearObjective):
-        def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-            raise KeyboardInterrupt
-
-    expected = trainer(tmp_path / "whole").run()
-    with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path / "cut", objective=Interrupted()).run()
-    assert (tmp_path / "cut" / "states" / "step-00000005").is_dir()
-    assert trainer(tmp_path / "cut").run() == expected
