@@ -131,4 +131,4 @@ def test_bad_options(folder: str) -> None:
     assert_refused(tuned(folder, *METHODS, "--max-new-tokens", "1"), "max_new_tokens=1: the first token of an answer")
     assert_refused(tuned(folder, "--methods", ""), "methods='': names none")
     assert_refused(tuned(folder, "--methods", "plain"), "methods='plain': is what candidates are compared with")
-    assert "2 prompts; tune needs at least 3" in str(run("tune", folder, *FLOAT32, "-w", "builtin:2").exception)
+    assert "1 prompt; tune needs at least 3" in str(run("tune", folder, *FLOAT32, "-w", "builtin:1").exception)

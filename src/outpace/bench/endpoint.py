@@ -19,6 +19,7 @@ from outpace.data.workload import WorkItem, fingerprint
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.in_flight import in_flight
 from outpace.endpoint.server import Server, SpeculationCounts, sampling_fields, speculation_counts, speculation_fields
+from outpace.lib.checks import counted
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import parse_method
 
@@ -69,8 +70,8 @@ class EndpointPlan:
             raise InvalidRequest(f"concurrency={levels!r}: must be numbers of at least 1, each once")
         if sum(self.levels) > len(self.items):
             raise InvalidRequest(
-                f"concurrency={levels!r}: the workload has {len(self.items)} prompts, and each level takes its own: "
-                f"give at least {sum(self.levels)}, or fewer requests in flight"
+                f"concurrency={levels!r}: the workload has {counted(len(self.items), 'prompt')}, and each level takes "
+                f"its own: give at least {sum(self.levels)}, or fewer requests in flight"
             )
 
 

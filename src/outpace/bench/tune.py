@@ -17,6 +17,7 @@ from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.drafters.kinds import kinds
 from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.lib.checks import counted
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.stages import Progress
 from outpace.methods.catalog import parse_method
@@ -112,7 +113,7 @@ def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) ->
     """Find the best method. `items`: prompts, at least three, of which the first ones decide which methods remain."""
     if len(items) < FIRST_PROMPTS:
         raise InvalidRequest(
-            f"workload: {len(items)} prompts; tune needs at least {FIRST_PROMPTS} to tell methods apart"
+            f"workload: {counted(len(items), 'prompt')}; tune needs at least {FIRST_PROMPTS} to tell methods apart"
         )
     trials: dict[str, Trial] = {}
     left, prompts = [method for method in methods if method != PLAIN], FIRST_PROMPTS

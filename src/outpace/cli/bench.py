@@ -32,7 +32,7 @@ from outpace.cli.options import (
 )
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
-from outpace.lib.checks import path_of
+from outpace.lib.checks import counted, path_of
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def bench(
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
         turns = sum(len(item.turns) for item in items)
-        prompts = f"{len(items)} prompts" + (f" of {turns} turns" if turns != len(items) else "")
+        prompts = counted(len(items), "prompt") + (f" of {turns} turns" if turns != len(items) else "")
         at_a_time = f"{plan.in_flight} in flight" if concurrency else f"batch size {batch_size}"
         table(summary, f"{model}, {prompts}, {at_a_time}, {where}", phases).show()
     _finish({"methods": summary}, out)
@@ -205,7 +205,8 @@ def _bench_endpoint(
             records = collect(run, out, advance)
     summary = summarise_endpoint(records)
     if not as_json:
-        title = f"{server.model} at {endpoint.url}, {len(plan.items)} prompts, asked from {records[0]['hardware']}"
+        prompts = counted(len(plan.items), "prompt")
+        title = f"{server.model} at {endpoint.url}, {prompts}, asked from {records[0]['hardware']}"
         endpoint_table(summary, title).show()
         retries = sum(row["retries"] for row in summary)
         if retries:

@@ -21,6 +21,7 @@ from outpace.bench.paper.metrics import OF_RECORDS, Measured, measured
 from outpace.bench.records import DRAFT_MS, PHASES, RECORDS, SETTINGS, object_of, text_of
 from outpace.bench.runner import PLAIN
 from outpace.data.workload import BUILT_IN, read_workload
+from outpace.lib.checks import counted
 from outpace.lib.errors import InvalidRequest, first_line
 
 Record = dict[str, Any]
@@ -253,7 +254,7 @@ class ServedRows:
 
     def described(self, runs: Sequence[ExhibitRun]) -> str:
         counts = Counter((record["dataset"], record["concurrency"]) for record in self.records[PLAIN_ROW])
-        texts = [f"{count} prompts of {of}, {level} in flight" for (of, level), count in counts.items()]
+        texts = [f"{counted(count, 'prompt')} of {of}, {level} in flight" for (of, level), count in counts.items()]
         return f"{'; '.join(texts)}; at most {self._first['sampling']['max_new_tokens']} tokens"
 
     def method(self, run: ExhibitRun, row: Row) -> str:
