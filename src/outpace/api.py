@@ -367,7 +367,8 @@ class Model:
         return self.codec.resolved(params, self.target.eos_token_ids, self.target.vocab_size)
 
     def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:
-        """How close the choice between two tokens after `ids` was; the first `prompt_length` ids are the prompt."""
+        """How close the choice between two tokens after `ids` was; the first `prompt_length` ids are the prompt.
+        `InvalidRequest` for parameters that sample without a seed, or under rejection."""
         return margin_of(self.engine, ids, self.resolved(params), tokens, prompt_length)
 
     def _add(

@@ -212,8 +212,8 @@ def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[st
 
 
 def _takes_budget(method: str) -> bool:
-    """Whether the plan's budget is for a method: it drafts, and names no budget, itself or by a preset. For one that
-    only the server has, its text decides."""
+    """Whether the plan's budget is for a method: it drafts, and neither names a budget, itself or by a preset, nor asks
+    for prices. For one that only the server has, its text decides."""
     try:
         return parse_method(method).takes_budget
     except InvalidRequest:

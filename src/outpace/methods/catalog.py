@@ -231,8 +231,10 @@ def budget_with(method: Any, budget: Any, default: Any = None) -> int | None:
     if given is not None and isinstance(spec, MethodSpec) and spec.budget is not None:
         raise InvalidRequest(f"budget={given} and method={str(spec)!r} were both given: leave one of them out")
     if given and isinstance(spec, MethodSpec) and spec.asks_for_prices:
-        what = f"budget={given} and method={str(spec)!r}"
-        raise InvalidRequest(f"{what}: such a budget follows no prices; name it in the method: {spec},budget={given}")
+        raise InvalidRequest(
+            f"budget={given} and method={str(spec)!r}: a budget beside the method is drafted in full, and priced=true "
+            f"drafts only what pays; for an upper bound name it in the method: {spec},budget={given}"
+        )
     if given and method is None:
         spec = parse_method(default) if isinstance(default, str) else default
     if given and isinstance(spec, MethodSpec) and spec.name == PLAIN:
