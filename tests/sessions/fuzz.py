@@ -231,7 +231,7 @@ class Life:
         while not session.has_ended:
             try:
                 self._engine.cancel(session)
-            except RuntimeError:  # what was begun before has to be taken back first
+            except RuntimeError:  # what was begun before has to be rolled back first
                 self.counts["faults of methods"] += 1
 
     def _judge(self, asked: Asked) -> None:

@@ -221,8 +221,8 @@ def drafter(found: DrafterFacts, drafted: Mapping[str, Any]) -> Finding:
     for_what = f", trained for {found.trained_for}" if found.trained_for else ""
     taps = f", reads hidden states {', '.join(map(str, found.taps))}" if found.taps else ""
     table = f", {found.table_bytes / 1e9:.2f} GB of gates in a table" if found.table_bytes else ""
-    path = "".join(f", {part}: {path}" for part, path in found.computed_by.items())
-    measured = f"{found.fingerprint}{for_what}{taps}{table}{path}; {own:.2f} of its own drafts accepted per round"
+    parts = "".join(f", {part}: {by}" for part, by in found.computed_by.items())
+    measured = f"{found.fingerprint}{for_what}{taps}{table}{parts}; {own:.2f} of its own drafts accepted per round"
     reasons = []
     if found.template is None:
         reasons.append(

@@ -113,7 +113,7 @@ def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Propos
     if options.draft == "lattice":
         given |= {"shape": BEST}
     else:
-        given |= {"shape": "beam", "breadth": BREADTH, "calibration": "off"}  # the union's prices weigh keyed scores
+        given |= {"shape": "beam", "breadth": BREADTH, "calibration": "off"}  # the acceptance model reads keyed scores
         if options.is_priced:  # few nodes pay; a tree of a given size is filled better by deep drafts
             given.setdefault("depth", 3)
     assert options.draft is not None, "chosen by `with_draft`"

@@ -149,8 +149,8 @@ def test_nodes_that_no_answer_can_reach_are_cut(parents: list[int], source: rand
 
 
 def test_tokens_of_a_wrong_kind_or_shape_are_refused() -> None:
-    """Guards against ids in a short type, which round large ones to another token, a batch dimension left on, and a
-    tree with more or fewer tokens than nodes. Floats are among the mistakes in engine/test_proposals.py."""
+    """Guards against ids in a short type, in which large ones overflow, a batch dimension left on, and a tree with more
+    or fewer tokens than nodes. Floats are among the mistakes in engine/test_proposals.py."""
     with pytest.raises(ValueError, match="int64"):
         DraftTree(torch.zeros(2, dtype=torch.int32), Topology.chain(2))
     with pytest.raises(ValueError, match=r"\(1, 2\)"):

@@ -38,7 +38,7 @@ class LateFailure(OracleDrafter):
 
 
 def test_nothing_is_counted_or_returned_twice() -> None:
-    """Guards against metrics, events, text and log-probabilities of a round that was taken back."""
+    """Guards against metrics, events, text and log-probabilities of a round that was rolled back."""
     answer = alone(PROMPT, PARAMS)
     params = SamplingParams(max_new_tokens=12, logprobs=1)
     counts = []

@@ -141,7 +141,7 @@ def test_a_lost_request_keeps_no_other_alive() -> None:
     what cut its step short, and in those of whoever asked for its answer."""
     with without_collection():
         engine = toy_engine(max_slots=2)
-        broken = failing(observe=KeyboardInterrupt, rewind=RuntimeError)  # in a step, and in taking it back
+        broken = failing(observe=KeyboardInterrupt, rewind=RuntimeError)  # in a step, and in rolling it back
         (lost,) = engine.add(PROMPT, SamplingParams(max_new_tokens=9), broken)
         (other,) = opened(engine)
         stream = TokenStream(engine, other)

@@ -33,8 +33,8 @@ def test_the_bits_never_change(decision: tuple[int, int, int, Purpose], key: tup
 
 
 def test_one_id_is_hashed_as_all_are() -> None:
-    """Guards against a second noise, which prices trees by other bits than the target draws with, and against shifts or
-    signs lost in 32-bit tensors. Large ids and extreme keys wrap around where small ones do not."""
+    """Guards against a second noise, which ranks candidates by other bits than the target draws with, and against
+    shifts or signs lost in 32-bit tensors. Large ids and extreme keys wrap around where small ones do not."""
     source = random.Random(1)
     keys = [noise_key(source.randrange(2**63), source.randrange(9), source.randrange(2**20)) for _ in range(60)]
     keys += [(-(2**31), 2**31 - 1), (2**31 - 1, -(2**31)), (0, 0), (-1, -1)]

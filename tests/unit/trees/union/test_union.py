@@ -197,7 +197,7 @@ def test_witnesses_that_are_not_asked_name_nothing() -> None:
 
 
 def test_greedy_and_sampled_requests_teach_different_evidence() -> None:
-    """Guards against hit rates of one kind in the prices of the other, also where they share a batch."""
+    """Guards against what one kind teaches in the probabilities of the other, also where they share a batch."""
     for heats in ((0.0, 0.0), (0.8, 0.8), (0.8, 0.0)):
         union = made(toy_draft())
         params = [SamplingParams(max_new_tokens=12, temperature=heat, seed=1) for heat in heats]
@@ -258,8 +258,9 @@ def test_what_is_learned_is_shared_or_private(private: bool) -> None:
     assert matrix_of(union) is (None if private else union.matrix.matrix)
 
 
-def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
-    """Guards against prices of matching under rejection, and requests opened alone that learn from others or teach."""
+def test_a_request_alone_has_weights_and_transitions_of_its_own() -> None:
+    """Guards against probabilities of match used under rejection, and requests opened alone that learn from others or
+    teach."""
     union = made(EmptyDraft())
     taught, request = union.open(0), draft_request([1, 2], 8, 1, temperature=1.0)
     lone = union.open(1, alone=True)
@@ -280,7 +281,7 @@ def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
 
 
 def test_a_reset_forgets_what_requests_have_taught() -> None:
-    """Guards against prices or transitions of yesterday's requests in what should begin anew."""
+    """Guards against weights or transitions of yesterday's requests in what should begin anew."""
     union = made(toy_draft(), matrix=TransitionMatrix(VOCAB, CPU))
     target = ToyTarget(VOCAB, sharpness=4.0)
     params = [SamplingParams(max_new_tokens=12, temperature=heat, seed=1) for heat in (0.0, 1.0)]
