@@ -22,7 +22,7 @@ from outpace.lib.errors import ModelError
 from tests.cli.runner import assert_refused, last_json, run
 from tests.unit.drafters.net.block_nets import small_dflash
 from tests.unit.drafters.source.learned import random_net
-from tests.unit.methods.test_presets import OURS
+from tests.unit.methods.test_trained_drafters import OURS
 
 
 def test_generate_streams_the_text_that_json_reports(folder: str) -> None:

@@ -11,7 +11,7 @@ from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
 from tests.cli.runner import assert_refused, last_json, run
 from tests.unit.drafters.source.learned import random_net
-from tests.unit.methods.test_presets import OURS
+from tests.unit.methods.test_trained_drafters import OURS
 
 
 @pytest.fixture(scope="module")

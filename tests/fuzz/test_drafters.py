@@ -13,7 +13,7 @@ from outpace.models.draft import build_bare, write_bare
 from outpace.models.loading.load import load_target
 from tests.fuzz.mutation import byte_mutants, deep, factor, json_mutants, tensor_mutants
 from tests.fuzz.outcome import Campaign
-from tests.unit.methods.test_presets import write_drafters
+from tests.unit.methods.test_trained_drafters import write_drafters
 from tests.unit.models.tiny import save_tiny_model, tiny_config
 
 NETS = ("eagle3", "dflash", "domino", "medusa", "dart")

@@ -24,7 +24,7 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import Calibration, save_matrix
 from tests.fuzz.mutation import byte_mutants, deep, factor, json_mutants, tensor_mutants
 from tests.fuzz.outcome import Campaign
-from tests.unit.methods.test_presets import write_drafters
+from tests.unit.methods.test_trained_drafters import write_drafters
 from tests.unit.models.tiny import random_ids
 
 VOCAB = 264

@@ -19,7 +19,7 @@ from outpace.models.loading.registry import CONVERSION, InWheel, resolve
 from outpace.models.tokenizer import read_tokenizer
 from scripts.ship_drafter import facts_of
 from tests.unit.drafters.source.learned import BLOCK, random_net
-from tests.unit.methods.test_presets import HEAD, OURS
+from tests.unit.methods.test_trained_drafters import HEAD, OURS
 from tests.unit.models.tiny import save_tiny_model
 
 KINDS = ("dflash", "domino", "draft-lm", "eagle3")

@@ -28,7 +28,7 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from tests.unit.api.shipment import KINDS, describe, install, load, ship
 from tests.unit.drafters.source.learned import PROMPTS, random_net
-from tests.unit.methods.test_presets import OURS, write_drafter
+from tests.unit.methods.test_trained_drafters import OURS, write_drafter
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, write_tiny_gguf
 
 ROOT = Path(__file__).parents[3]

@@ -29,7 +29,7 @@ from outpace.trees.proposer import GrowingProposer
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from tests.unit.methods.test_presets import write_drafters
+from tests.unit.methods.test_trained_drafters import write_drafters
 
 METHODS = ("plain", "recycle:budget=6", "lookup")
 PARAMS = SamplingParams(max_new_tokens=12)

@@ -17,7 +17,7 @@ from outpace.doctor.model import examine_model
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.kinds import write_net
 from tests.unit.drafters.source.learned import BLOCK, random_net
-from tests.unit.methods.test_presets import HEAD, OURS
+from tests.unit.methods.test_trained_drafters import HEAD, OURS
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
 PHASES_MS = {"draft_ms": 1.0, "forward_ms": 8.0, "verify_ms": 0.4, "commit_ms": 0.2, "observe_ms": 0.2}

@@ -17,7 +17,7 @@ from outpace.methods.catalog import methods
 from outpace.methods.stores import MOST_KEPT, stored_proposer
 from outpace.models.head import LmHead
 from outpace.trees.proposer import EmptyDraft
-from tests.unit.methods.test_presets import write_drafter
+from tests.unit.methods.test_trained_drafters import write_drafter
 from tests.unit.models.tiny import save_tiny_model
 
 

@@ -10,7 +10,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 from outpace.methods.profile import ROWS, from_speculative_config
 from tests.unit.drafters.source.learned import PROMPTS
-from tests.unit.methods.test_presets import drafters, target  # noqa: F401
+from tests.unit.methods.test_trained_drafters import drafters, target  # noqa: F401
 
 DRAFT: dict[str, Any] = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 5}
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}

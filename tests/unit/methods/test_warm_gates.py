@@ -16,7 +16,7 @@ from outpace.trees.proposer import GrowingProposer
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import KIND, Calibration, load_gates, load_matrix, save_matrix
 from outpace.trees.shapes.gates import GatedConfig
-from tests.unit.methods.test_presets import load, write_drafter
+from tests.unit.methods.test_trained_drafters import load, write_drafter
 from tests.unit.models.tiny import save_tiny_model
 
 CPU = torch.device("cpu")

@@ -40,7 +40,7 @@ from outpace.vllm.settings import read_settings
 from outpace.vllm.speculation import readable, speculation
 from tests.unit.api.shipment import SIZES
 from tests.unit.drafters.source.learned import BLOCK, random_net
-from tests.unit.methods.test_presets import HEAD
+from tests.unit.methods.test_trained_drafters import HEAD
 from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
 
 DOMINO, EAGLE = "smollm2-135m/domino", "smollm2-135m/eagle3"
