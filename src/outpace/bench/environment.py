@@ -108,6 +108,8 @@ def held_mb(*owners: object) -> float:
         seen.add(id(found))
         if isinstance(found, Tensor):
             held |= [_storage(found)]
+        elif isinstance(found, np.ndarray) and isinstance(found.base, Tensor):
+            held |= [_storage(found.base)]  # its memory, as a GGUF file's weights have that of their panels
         elif isinstance(found, np.ndarray):
             held[id(found)] = found.nbytes
         elif isinstance(found, _CONTAINERS):

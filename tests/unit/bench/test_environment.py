@@ -84,6 +84,7 @@ def test_bytes_are_counted_once() -> None:
     weight = torch.zeros(1024, 256)
     assert held_mb([weight, weight.T, weight[5:], nn.Parameter(weight)]) == pytest.approx(1.0, abs=0.001)
     assert held_mb(weight[5:]) == pytest.approx(1.0, abs=0.001)
+    assert held_mb([weight, weight.numpy(), weight[5:].numpy()]) == pytest.approx(1.0, abs=0.001)
     if torch.backends.mkldnn.is_available():
         assert held_mb(PackedLinear(weight, None)) == pytest.approx(1.0, abs=0.01)
     assert held_mb({"ends": np.zeros(2**17)}) == pytest.approx(1.0, abs=0.001)
