@@ -18,6 +18,7 @@ KV_CACHE_DTYPES = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": to
 """Of keys and values, by the words of `kv_cache_dtype`."""
 _STORED = "keys", "values", "key_scales", "value_scales"
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_WIDEST = 2**31 - 1  # in the kernels' 32 bits, and wider than any text
 
 
 def has_kernels(kv: SlotKV) -> bool:
@@ -62,9 +63,14 @@ def parts_of(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
     return parts, kept
 
 
+def width_of(window: int | None) -> int:
+    """A window as the kernels read it, 0 for None. Configs may state any number that no position reaches."""
+    return min(window or 0, _WIDEST)
+
+
 def sight_of(settings: AttentionSettings) -> structs.AttentionSight:
     """What a layer lets a row see, as the kernels read it."""
-    return structs.AttentionSight(settings.window or 0, settings.softcap or 0.0, settings.scaling)
+    return structs.AttentionSight(width_of(settings.window), settings.softcap or 0.0, settings.scaling)
 
 
 def attend(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:

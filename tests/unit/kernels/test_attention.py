@@ -117,6 +117,13 @@ def test_a_prompt_has_its_bits_however_cut(width: int, group: int, dtype: torch.
         assert torch.equal(world.alone(range(row + 1), window), whole[row]), f"row {row}"
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1])
+def test_a_window_wider_than_any_text_hides_nothing(window: int) -> None:
+    """Guards against a config's number for "no limit" cut to 32 bits: a negative window hides a row from itself."""
+    world = World(64, 3, torch.float32, 100)
+    assert torch.equal(world.text(0, window), world.text(0))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_behind_unlike_contexts_have_their_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against spans that are counted as if all contexts were as long as the longest: sums of another task."""

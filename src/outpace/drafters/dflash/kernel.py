@@ -13,7 +13,7 @@ from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.layers import LayerConfig, Projections, Rotary
 from outpace.drafters.net_slots import NetSlots, Sight
 from outpace.kernels import structs
-from outpace.kernels.attention import has_kernels
+from outpace.kernels.attention import has_kernels, width_of
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
 from outpace.kernels.dispatch import COMPILED, NotCompiled, check_classes, check_kernels, check_same, in_python
 from outpace.kernels.linear import PANEL
@@ -54,7 +54,7 @@ class CompiledBlock:
         layers = []
         for index, layer in net.each_layer():
             scale, is_causal = config.head_dim**-0.5, int(config.is_causal(index))
-            sight = structs.AttentionSight(config.window(index) or 0, 0.0, scale, is_causal)
+            sight = structs.AttentionSight(width_of(config.window(index)), 0.0, scale, is_causal)
             norms = Norms(layer.input_layernorm.weight, None, layer.post_attention_layernorm.weight)
             layers.append(layer_of(layer.self_attn, layer.mlp, with_heads(norms, layer.self_attn), tables, sight, kept))
         self._fc, self._context_norm = matrix_of(net, "fc"), kept.address(net.hidden_norm.weight)
