@@ -15,7 +15,7 @@ from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.lib.quick import without_collection
 from outpace.models.families import positions_of
 from outpace.models.loading import load
-from outpace.models.loading.load import load_target
+from outpace.models.loading.load import load_target, load_vocabulary_facts
 from outpace.models.loading.precision import check_kv_cache_dtype, choose_device, choose_dtype
 from outpace.models.loading.registry import resolve
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target, write_tiny_gguf
@@ -213,6 +213,17 @@ def test_eos_ids_of_the_generation_config_come_first(
     """Guards against chat models that end on an id only their generation config names, so that they never stop."""
     folder = save_tiny_model(tmp_path / "m", generation_eos=generation_eos, eos_token_id=config_eos)
     assert load_target(str(folder), "float32", "cpu", None, 1)[0].eos_token_ids == expected
+
+
+def test_a_generation_config_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    """Guards against chats that never end: transformers passes over such a file, and the config names another id."""
+    folder = save_tiny_model(tmp_path / "m", generation_eos=7, eos_token_id=6)
+    file = folder / "generation_config.json"
+    file.write_text(file.read_text()[:20])
+    with pytest.raises(ModelError, match=r"generation_config\.json: not JSON"):
+        load_target(str(folder), "float32", "cpu", None, 1)
+    with pytest.raises(ModelError, match=r"generation_config\.json: not JSON"):
+        load_vocabulary_facts(str(folder))
 
 
 def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:

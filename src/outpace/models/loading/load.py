@@ -1,8 +1,10 @@
 """Load a target and its tokenizer by name."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outpace.cache.memory import SHARE, free_bytes
+from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
@@ -24,6 +26,8 @@ from outpace.models.tokenizer import TextCodec, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
+
+GENERATION = "generation_config.json"
 
 
 def load_target(
@@ -118,6 +122,8 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
 def _eos_token_ids(
     location: Location, generation: "GenerationConfig | None", config: "PretrainedConfig", codec: TextCodec
 ) -> tuple[int, ...]:
+    if location.gguf is None and (file := Path(folder_of(location), GENERATION)).is_file():
+        read_object(file)  # transformers passes over one that it cannot read, and so over its EOS ids
     ends = [] if location.gguf is None else end_ids(location.gguf.values)
     found = generation.eos_token_id if generation else None
     for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
@@ -126,5 +132,5 @@ def _eos_token_ids(
             if all(is_int(one) and one >= -1 for one in listed):
                 # transformers writes -1 for none
                 return tuple(dict.fromkeys(one for one in (*listed, *ends) if one >= 0))
-            raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
+            raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its {GENERATION}")
     return tuple(ends)
