@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,12 @@ def contradiction(part: Path) -> ModelError:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file completely, or leave it unchanged."""
     scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(content)
-    scratch.replace(path)
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    finally:
+        with suppress(OSError):  # gone where all went well
+            scratch.unlink()
 
 
 @dataclass(frozen=True)

@@ -86,3 +86,20 @@ def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: 
     again = AnswerStore(tmp_path, ABOUT)
     again.write(SECOND)
     assert list(read_answers(tmp_path)) == FIRST + SECOND
+
+
+def test_a_folder_that_a_full_disk_left_empty_is_taken_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against "not a folder of answers; choose a new one" for the same command on a disk that has room again."""
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        write(path, content[:9])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            AnswerStore(tmp_path / "new", ABOUT)
+    store = AnswerStore(tmp_path / "new", ABOUT)
+    store.write(FIRST)
+    assert list(read_answers(store.folder)) == FIRST
