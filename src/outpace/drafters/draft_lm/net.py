@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.training.settings import Section
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, ModelError, first_line
 from outpace.models.draft import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
@@ -71,9 +71,19 @@ class SmallLM(nn.Module):
         return tuple(self.model.get_output_embeddings().parameters())
 
     def write(self, folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
-        """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them, into an empty folder."""
-        copy.deepcopy(self.model).to(dtype).save_pretrained(folder)  # type: ignore[arg-type]
-        codec.tokenizer.save_pretrained(folder)
+        """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them, into an empty folder.
+
+        Raises:
+            ModelError: a full disk, or a folder that cannot be written.
+        """
+        model = copy.deepcopy(self.model).to(dtype)  # type: ignore[arg-type]
+        try:
+            model.save_pretrained(folder)
+            codec.tokenizer.save_pretrained(folder)
+        except Exception as error:  # safetensors and tokenizers have errors of their own kinds for a full disk
+            raise ModelError(
+                f"{folder}: cannot be written ({first_line(error)}); free some space and run the same command again"
+            ) from error
 
 
 class BareLM(SmallLM):

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import outpace
 from outpace.core.params import SamplingParams
@@ -17,7 +19,7 @@ from outpace.drafters.draft_lm.net import BareLM, DraftLmNetSettings, SmallLM
 from outpace.drafters.draft_lm.objective import DraftLmObjective, DraftLmObjectiveSettings, build_draft_lm
 from outpace.drafters.training.batch import TrainingSample, all_anchors, collate
 from outpace.lib.checkpoint import INDEX, WEIGHTS, read_object
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import load_draft_model
 from outpace.models.frozen import FrozenTarget
@@ -141,6 +143,18 @@ def test_other_engines_take_no_ranked_vocabulary_for_weights(tmp_path: Path) -> 
     objective.write(objective.net.state_dict(), tmp_path, CODEC, "float32")
     listed = read_object(tmp_path / INDEX)["weight_map"]
     assert listed == dict.fromkeys(load_file(tmp_path / WEIGHTS), WEIGHTS)
+
+
+@pytest.mark.parametrize("kind", [PreTrainedModel, PreTrainedTokenizerFast])
+def test_a_full_disk_is_named(kind: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback out of a library after hours of training, in place of what to do."""
+
+    def full(saved: Any, folder: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(kind, "save_pretrained", full)
+    with pytest.raises(ModelError, match=r"draft: cannot be written .*No space left on device.*free some space"):
+        fresh("own").net.write(tmp_path / "draft", CODEC, torch.float32)
 
 
 def test_sizes_that_do_not_fit_the_target_are_refused() -> None:
