@@ -68,6 +68,7 @@ def test_weights_of_another_config_are_named(edit: Edit, complaint: str, tmp_pat
         ("num_hidden_layers", 4, r"missing model\.layers\.3\."),
         ("num_hidden_layers", 10**6, "num_hidden_layers=1000000: must be a whole number from 1 to 1024"),
         ("num_labels", 10**8, "num_labels=100000000: must be"),
+        ("num_experts", 10**9, "num_experts=1000000000: must be a whole number from 0 to 4096"),
         ("vocab_size", 300, r"embed_tokens\.weight has shape \[264, 48\], its config says \[300, 48\]"),
         ("head_dim", 2**28, "head_dim=268435456: must be from 1 to 264 here"),
         ("num_key_value_heads", 4, "num_key_value_heads=4: does not go with 6 heads"),

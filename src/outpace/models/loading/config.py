@@ -14,11 +14,13 @@ from outpace.models.loading.registry import Location, folder_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Bounds of whole numbers. Transformers builds something for each layer, and for each label of a classifier.
-MOST_LAYERS = 1024
+# Bounds of whole numbers. Transformers builds something for each layer, and for each label of a classifier; and a
+# file's experts are compared with all numbers that they should have.
+MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _COUNTS = (
     dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_count"), (1, MOST_LAYERS))
     | dict.fromkeys(("max_position_embeddings", "n_positions", "context_length"), (1, 2**40))
+    | dict.fromkeys(("num_experts", "num_local_experts", "expert_count"), (0, MOST_EXPERTS))
     | {"num_labels": (0, 10_000)}
 )
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon")
