@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from outpace.drafters.kinds import kind_of_config, kinds
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint, read_object
+from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError, first_line
 from outpace.models.loading.registry import pulled, resolve
 
@@ -47,7 +48,7 @@ def load_net(name: str) -> nn.Module:
 def locate(name: str, files: Sequence[str], field: str, revision: str | None = None) -> Path:
     """The folder of a checkpoint: a local one, a pulled model's, or one on the hub, which is downloaded first. `files`:
     names or patterns of the files to download. `revision`: on the hub; None for the latest."""
-    path = Path(name).expanduser()
+    path = path_of(name)
     if path.is_dir():
         return path
     if name in (folders := pulled()):

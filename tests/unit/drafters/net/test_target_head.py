@@ -97,6 +97,12 @@ def test_a_target_is_asked_for_where_it_is_needed_and_nowhere_else(drafters: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_the_home_of_nobody_is_no_folder(drafters: Path, tmp_path: Path) -> None:
+    """Guards against a traceback of pathlib's for `--target-weights=~models/qwen`, where `~/models/qwen` is meant."""
+    with pytest.raises(InvalidRequest, match="path '~nobody-has-this-name/qwen': cannot be accessed"):
+        convert(str(drafters / "eagle3"), tmp_path / "out", "midlayer", target_weights="~nobody-has-this-name/qwen")
+
+
 def test_of_a_target_on_the_hub_only_the_heads_shard_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
