@@ -142,13 +142,18 @@ def _write(folder: Path, config: "PretrainedConfig", weights: dict[str, Tensor])
 def _is_ready(folder: Path, identity: dict[str, str]) -> bool:
     """Whether an export is complete, and of the same model."""
     record = folder / READY
-    return record.is_file() and json.loads(record.read_text()) == identity
+    try:
+        return record.is_file() and json.loads(record.read_text()) == identity
+    except ValueError:  # a record that a power failure emptied
+        return False
 
 
 def _identity(location: Location) -> dict[str, str]:
-    """The exported model, a file or folder and its time of change, or a hub id; and the version that reads it, because
-    later ones may read a file's tokenizer, EOS ids or rotations otherwise."""
+    """The exported model, a file or folder and its time of change, or the folder of a revision on the hub, to which
+    reading adds files; and the version that reads it, because later ones may read a file's tokenizer, EOS ids or
+    rotations otherwise."""
     path = Path(location.path) if location.gguf is None else location.gguf.path
+    model = str(path) if path.exists() else folder_of(location)
     files = [path, *path.glob("*")] if path.is_dir() else [path]
     changed = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
-    return {"model": str(path), "changed": str(changed), "outpace": __version__}
+    return {"model": model, "changed": str(changed), "outpace": __version__}

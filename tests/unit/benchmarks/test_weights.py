@@ -76,6 +76,19 @@ def test_an_export_of_an_older_version_is_made_again(tmp_path: Path, monkeypatch
     assert "eos_token_id" in json.loads((export(str(path), tmp_path / "made") / "generation_config.json").read_text())
 
 
+def test_a_new_revision_on_the_hub_is_exported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against vLLM that drafts for ever with the first weights of a drafter that its authors train further; and
+    against a traceback for a record that a power failure emptied."""
+    for size in (270, 280):
+        folder = save_tiny_model(tmp_path / str(size), **SIZES, vocab_size=size)
+        monkeypatch.setattr("outpace.models.loading.registry._snapshot", lambda *asked, folder=folder: str(folder))
+        made = export("owner/model", tmp_path / "made")
+        assert json.loads((made / "config.json").read_text())["vocab_size"] == size
+    (made / READY).write_text("")
+    assert export("owner/model", tmp_path / "made") == made
+    assert json.loads((made / READY).read_text())["model"] == str(folder)
+
+
 def test_an_export_that_is_read_already_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against servers that start together and write over the weights that the first one of them reads."""
     model, made, first = str(save_tiny_model(tmp_path / "model", **SIZES)), tmp_path / "made", list[int]()
