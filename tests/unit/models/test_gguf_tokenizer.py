@@ -274,11 +274,13 @@ def test_phi3_takes_the_white_space_behind_its_tokens() -> None:
     assert strips.encode("<s>\nab") == plain.encode("<s>\nab")
 
 
-def test_a_word_that_pads_stays_a_word() -> None:
-    """Guards against answers without a single "!": it is id 0 of Llama 3's vocabulary, and some files pad with it."""
+@pytest.mark.parametrize("role", ["padding", "bos"])
+def test_a_word_with_an_idle_role_stays_a_word(role: str) -> None:
+    """Guards against answers without a single "!": it is id 0 of Llama 3's vocabulary, and some files pad with it; and
+    without a comma, which files of Qwen that llama.cpp has written name as BOS."""
     values = byte_level_values(trained(of_bytes()), "gpt-2")
     number = values["tokenizer.ggml.tokens"].index("!")
-    plain, padded = codec_of(values), codec_of(values | {"tokenizer.ggml.padding_token_id": number})
+    plain, padded = codec_of(values), codec_of(values | {f"tokenizer.ggml.{role}_token_id": number})
     ids = plain.encode("No! IT'S DONE!")
     assert padded.encode("No! IT'S DONE!") == ids
     assert padded.decode(ids) == "No! IT'S DONE!"

@@ -107,14 +107,22 @@ def end_ids(values: Mapping[str, Any]) -> list[int]:
 
 
 def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping[str, int]) -> dict[str, str]:
-    """The token of each role. An ordinary word gets no padding role, or it would be hidden wherever it occurs: some
-    files pad with id 0, which is "!" in Llama 3's vocabulary."""
+    """The token of each role. An ordinary word gets no padding role, and none of a BOS that no text begins with, or it
+    would be hidden wherever it occurs: some files pad with id 0, which is "!" in Llama 3's vocabulary, and where a
+    model has no BOS, files that llama.cpp itself has saved name id 11, which is "," in Qwen's."""
     ids = {role: values.get(f"tokenizer.ggml.{key}", usual.get(role)) for role, key in _IDS.items()}
     found = {role: one for role, one in ids.items() if isinstance(one, int) and 0 <= one < len(tokens)}
     types = values.get("tokenizer.ggml.token_type")
-    if types is not None and "pad" in found and types[found["pad"]] == _NORMAL:
-        found.pop("pad")
+    for role in ("pad",) if _begins_with_bos(values, tokens) else ("pad", "bos"):
+        if types is not None and role in found and types[found[role]] == _NORMAL:
+            found.pop(role)
     return {role: tokens[one] for role, one in found.items()}
+
+
+def _begins_with_bos(values: Mapping[str, Any], tokens: list[str]) -> bool:
+    """Whether every text begins with the BOS token."""
+    usual = values["tokenizer.ggml.model"] == "llama" or _split_of(values, tokens) in _BEGINS_WITH_BOS
+    return bool(values.get("tokenizer.ggml.add_bos_token", usual))
 
 
 def _byte_level(values: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
@@ -211,9 +219,7 @@ def _add(backend: Tokenizer, tokens: list[str], special: bool, strips: bool) -> 
 def _add_template(backend: Tokenizer, values: Mapping[str, Any], special: Mapping[str, str], tokens: list[str]) -> None:
     """The tokens that every text begins and ends with."""
     is_pieces = values["tokenizer.ggml.model"] == "llama"
-    usual = is_pieces or _split_of(values, tokens) in _BEGINS_WITH_BOS
-    wanted = {"bos": values.get("tokenizer.ggml.add_bos_token", usual)}
-    wanted["eos"] = values.get("tokenizer.ggml.add_eos_token", False)
+    wanted = {"bos": _begins_with_bos(values, tokens), "eos": values.get("tokenizer.ggml.add_eos_token", False)}
     begin, end = ([special[role]] if wanted[role] and role in special else [] for role in ("bos", "eos"))
     template = processors.TemplateProcessing(
         single=[*begin, "$A", *end],
