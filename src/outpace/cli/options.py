@@ -178,11 +178,10 @@ def refuse_key(context: typer.Context, other: str) -> None:
 
 
 def check_together(field: str, size: int, prompts: int) -> None:
-    """Refuse to decode more prompts together than there are: results would name a batch that never was."""
+    """Refuse a batch larger than the workload: results would name a batch size that was never decoded."""
     if size > prompts:
-        count = counted(prompts, "prompt")
         raise InvalidRequest(
-            f"{field}={size}: the workload has {count} to decode together; give more, or a smaller number"
+            f"{field}={size}: the workload has only {counted(prompts, 'prompt')}; give more, or a smaller {field}"
         )
 
 

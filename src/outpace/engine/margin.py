@@ -66,8 +66,8 @@ def decision_margin(
     """
     if params.is_rejection:
         raise InvalidRequest(
-            "verification='rejection': which tokens were drafted decided too, so that two runs may differ however far "
-            "apart scores are; compare runs with verification='match'"
+            "verification='rejection': its result also depends on the drafted tokens, so no margin explains a "
+            "difference between two runs; compare runs with verification='match'"
         )
     if params.seed is None and not params.is_greedy:
         raise InvalidRequest("seed=None: noise decided between sampled tokens; give the seed that the answer reports")

@@ -232,8 +232,8 @@ def budget_with(method: Any, budget: Any, default: Any = None) -> int | None:
         raise InvalidRequest(f"budget={given} and method={str(spec)!r} were both given: leave one of them out")
     if given and isinstance(spec, MethodSpec) and spec.asks_for_prices:
         raise InvalidRequest(
-            f"budget={given} and method={str(spec)!r}: a budget beside the method is drafted in full, and priced=true "
-            f"drafts only what pays; for an upper bound name it in the method: {spec},budget={given}"
+            f"budget={given} and method={str(spec)!r} were both given, but priced=true chooses the number of drafts "
+            f"itself: leave the budget out, or set it as a maximum in the method: {spec},budget={given}"
         )
     if given and method is None:
         spec = parse_method(default) if isinstance(default, str) else default

@@ -192,7 +192,7 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
         return params
     param, grammar = found
     try:
-        # `ignore_eos` as the request has it, which `stop_token_ids` replace above: with a grammar it is refused.
+        # The request's own `ignore_eos`, which `stop_token_ids` replaced above, so that a grammar refuses it.
         params = replace(params, grammar=grammar, ignore_eos=bool(body.ignore_eos))
         model.engine.constraint(params)  # compiled here, outside the engine's steps, and cached
     except InvalidRequest as error:

@@ -153,7 +153,7 @@ def test_two_budgets_are_refused_before_the_model_is_read(method: Any) -> None:
 def test_a_budget_next_to_prices_is_refused(method: Any) -> None:
     """Guards against priced=true that a budget of the call switches off without a word. Together in a method's options
     the one bounds the other, and budget=0 drafts nothing either way."""
-    with pytest.raises(InvalidRequest, match=r"budget=3 and method='outpace:.*name it in the method: .*true,budget=3"):
+    with pytest.raises(InvalidRequest, match=r"budget=3 and method='outpace:.*maximum in the method: .*true,budget=3"):
         outpace.load("/no/such/folder", method, budget=3)
     found = [parse_method(f"outpace:{options}").takes_budget for options in ("priced=true", "priced=false", "depth=2")]
     assert found == [False, True, True]

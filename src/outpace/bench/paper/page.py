@@ -20,7 +20,7 @@ from outpace.bench.report import equal_share
 
 EXHIBITS, REPORT = "exhibits.json", "report.html"
 OF_SPEED = {"speedup", "end_to_end_speedup", "speedup_of_rates", "tokens_per_second", "end_to_end_rate"}
-MOST_COSTS = 5  # rows whose costs are printed with a claim: most have no more
+MOST_COSTS = 5  # rows whose costs are printed with a claim; few claims have more
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777 }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem }
@@ -59,8 +59,8 @@ class ShownExhibit:
         return found
 
     def _costs(self, claim: Claim) -> Iterator[str]:
-        """Why rows are fast or slow, at first that which others are compared with: drafting and verification in a
-        round, and the tokens per step with which it takes the time of plain decoding; of a trend, at both ends."""
+        """Why rows are fast or slow: times of drafting and verification in a round, its tokens, and how many would make
+        it as fast as plain decoding. The row that others are compared with comes first; a trend shows both ends."""
         names = ("draft_ms", "forward_ms", "tokens_per_step", "breaks_even")
         plain = {PLAIN_ROW, *(row.name for row in self.rows if row.method == "plain")}
         labels = [run.label for run in self.runs if run.label in (claim.runs or (run.label,))]

@@ -172,8 +172,8 @@ class RecordFolder:
 
 
 def _published(path: str) -> str:
-    """A path without somebody's folders: the last part of one from the root or from home. Others, such as names of the
-    hub and of what ships, are whole."""
+    """A path without private folders: of an absolute one, or one below home, only the last part. Other names, such as
+    those of the hub, are unchanged."""
     return Path(path).name if Path(path).is_absolute() or path.startswith("~") else path
 
 

@@ -85,8 +85,8 @@ class _Side:
             self.claimed += f" ({', '.join(each)})"
 
     def _apart(self, value: float) -> str:
-        """A number, with as many places as tell it from a claimed bound: of 0.996 to 1.004 1.00 would be one, and of
-        -0.004 -0.00."""
+        """A number with enough places to tell it from a claimed bound: 0.996 is not printed as 1.00, nor -0.004 as
+        -0.00."""
         forms = (self.form(value, more) for more in range(4))
         of_limits = {self.form(limit, more) for one in self.limits for limit in (one, -one) for more in range(4)}
         return next((text for text in forms if text not in of_limits), self.form(value, 0))

@@ -39,7 +39,7 @@ class EagleSource(PairSource[EagleState]):
     outputs; they are scratch, and are dropped when the round ends.
 
     Args:
-        target: its embedding and its LM head with its cap serve nets that have none of their own.
+        target: whose embedding it reads, and whose LM head, with its cap, serves nets without one.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
 

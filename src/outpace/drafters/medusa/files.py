@@ -24,7 +24,7 @@ from outpace.lib.errors import ModelError
 _CHAINED = {"linear": "linear", "norm": "input_layernorm", "out_norm": "post_layernorm"}
 """Our names of a chained head's parts, and TokenSwift's."""
 _FIRST = {"medusa_layers.": "tokenswift", "blocks.": "vllm"}
-"""By what a layout's names begin with."""
+"""Layouts, by the prefix of their tensor names."""
 
 
 def is_medusa(config: Mapping[str, Any]) -> bool:
@@ -69,7 +69,7 @@ def _count_heads(fields: Fields, tensors: Mapping[str, Tensor], name: str) -> in
 
 
 def _names(layout: str, layers: int) -> list[tuple[str, str]]:
-    """Beginnings of our names and of a layout's, {} standing for a number."""
+    """Prefixes of our tensor names and of a layout's; {} stands for a number."""
     if layout == "tokenswift":
         return [(f"heads.{{}}.{ours}.", f"medusa_layers.{{}}.{theirs}.") for ours, theirs in _CHAINED.items()]
     of_vllm = "blocks.{}.layers.{}.", "lm_heads.{}."

@@ -35,7 +35,7 @@ typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitLanes __attribute__((vector_size(4 * kLanes)));
 typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 
-// What the bits at an address stand for as another type.
+// Reads the bits at an address as another type.
 template <class T>
 static inline T bits_at(const void* from) {
   T bits;

@@ -14,8 +14,8 @@ from outpace.models.loading.registry import Location, folder_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Bounds of whole numbers. Transformers builds something for each layer, and for each label of a classifier; and a
-# file's experts are compared with all numbers that they should have.
+# Bounds of whole numbers. Transformers builds something for each layer and for each label of a classifier, and the
+# check of a file's tensors lists every expert.
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _COUNTS = (
     dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_count"), (1, MOST_LAYERS))

@@ -107,9 +107,9 @@ def end_ids(values: Mapping[str, Any]) -> list[int]:
 
 
 def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping[str, int]) -> dict[str, str]:
-    """The token of each role. An ordinary word gets no padding role, and none of a BOS that no text begins with, or it
-    would be hidden wherever it occurs: some files pad with id 0, which is "!" in Llama 3's vocabulary, and where a
-    model has no BOS, files that llama.cpp itself has saved name id 11, which is "," in Qwen's."""
+    """The token of each role. An ordinary word becomes neither padding nor a BOS that no text begins with, or it would
+    be hidden wherever it occurs. Some files pad with id 0, which is "!" in Llama 3's vocabulary; files that llama.cpp
+    saved from a model without a BOS name id 11, which is "," in Qwen's."""
     ids = {role: values.get(f"tokenizer.ggml.{key}", usual.get(role)) for role, key in _IDS.items()}
     found = {role: one for role, one in ids.items() if isinstance(one, int) and 0 <= one < len(tokens)}
     types = values.get("tokenizer.ggml.token_type")
